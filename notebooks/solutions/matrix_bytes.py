@@ -1,0 +1,2 @@
+def matrix_bytes(B, T, S, N, itemsize):
+    return B * N * T * S * itemsize

@@ -1,0 +1,41 @@
+"""`start`: the first line of every notebook."""
+
+import os
+
+from attnlab import device as _device
+from attnlab.display import format_bytes
+from attnlab.records import LOG
+from attnlab.tables import show_device
+
+
+def start(notebook: str) -> None:
+    """Begin a notebook: an empty log of records, and the device on show.
+
+    Warns if another process holds much of the GPU's memory, which JAX otherwise reports as errors of cuDNN.
+
+    Args:
+      notebook: the file's name without its ending, such as "01_naive_attention".
+
+    Raises:
+      attnlab.device.DeviceNotFound: `JAX_PLATFORMS` asks for a device that is not there.
+    """
+    LOG.open(notebook, os.environ.get("ATTNLAB_RESULTS"))
+    show_device()
+    warn_of_others()
+
+
+def warn_of_others() -> None:
+    """Print who else holds the GPU's memory, if more than a tenth of it is taken by others."""
+    here = _device.current()
+    memory = _device.gpu_memory() if here.kind == "gpu" else None
+    if not memory:
+        return
+    used, total = memory
+    others = [h for h in _device.memory_holders() or [] if not h.mine]
+    held = sum(h.bytes for h in others)
+    if held > 0.1 * total:
+        names = ", ".join(f"{h.name} (pid {h.pid}, {format_bytes(h.bytes)})" for h in others)
+        print(
+            f"Careful: {format_bytes(held)} of {format_bytes(total)} are held by {names}. Often that is another "
+            "notebook's kernel: shut it down (Kernel > Shut Down), or this one may fail with errors that name cuDNN."
+        )

@@ -1,0 +1,143 @@
+"""Records as tables and bars: measured here, saved from the H200, and the bound of this device side by side."""
+
+from attnlab import device as _device
+from attnlab.display import format_bytes, format_count, format_ms, format_number, show_bars, show_table
+from attnlab.features import features
+from attnlab.records import LOG, Finding, Records, Timing, saved
+
+SAVED = "H200, saved"
+
+
+def _key(row):
+    return (row.label, row.shape, row.dtype, row.mask)
+
+
+def saved_rows(table: str) -> Records:
+    """The saved H200 rows of a comparison, empty when this device is that one: its own rows are newer."""
+    rows = saved()
+    if rows and rows[0].env.get("device") == _device.current().name:
+        return Records()
+    return rows.find(notebook=LOG.notebook, table=table)
+
+
+def _merged(rows) -> list[tuple]:
+    """(row here or None, saved row or None), those of here first, then saved ones at shapes not run here."""
+    theirs = {_key(r): r for table in {r.table for r in rows} for r in saved_rows(table)}
+    return [(r, theirs.pop(_key(r), None)) for r in rows] + [(None, r) for r in theirs.values()]
+
+
+def _refused(row) -> bool:
+    return isinstance(row, Finding)
+
+
+def show_timings(rows, title: str) -> None:
+    """Timings and refusals of one comparison as a table.
+
+    Columns: what ran; the device time with its clock, and the host's wall time of one blocked call; what
+    it achieved, the bound of this device, and the error against float64. Elsewhere than on the H200 its
+    saved rows stand beside. A refused row says why below the table.
+    """
+    here = _device.current()
+    pairs = _merged(rows)
+    with_saved = any(b for _, b in pairs)
+    headers = [
+        "variant",
+        "shape",
+        "dtype",
+        "mask",
+        "time here",
+        "clock",
+        "wall here",
+        "TFLOP/s",
+        "bound here",
+        "error",
+    ]
+    body = []
+    for mine, theirs in pairs:
+        row = mine or theirs
+        cells = [row.label, str(row.shape), row.dtype, row.mask]
+        if mine is None:
+            cells += ["not run here", None, None, None, None, None]
+        elif _refused(mine):
+            cells += ["refused", None, None, None, None, None]
+        else:
+            error = format_number(mine.error, 2) if mine.error is not None else None
+            cells += [format_ms(mine.ms), mine.clock, format_ms(mine.wall_ms), format_number(mine.tflops),
+                      format_ms(mine.bound_ms), error]  # fmt: skip
+        if with_saved:
+            cells += ["refused" if _refused(theirs) else format_ms(theirs.ms) if theirs else None,
+                      format_ms(theirs.wall_ms) if isinstance(theirs, Timing) else None]  # fmt: skip
+        body.append(cells)
+    headers += [f"time, {SAVED}", f"wall, {SAVED}"] if with_saved else []
+    show_table(
+        headers, body, title=f"{title} ({here.name})", aligns=["left"] * 4 + ["right"] * (len(headers) - 4)
+    )
+    notes = {f"{r.label}: {r.value}" for r in rows if _refused(r)} | {
+        r.note for r in rows if getattr(r, "note", "")
+    }
+    for note in sorted(notes):
+        print(note)
+
+
+def show_times(rows, title: str, wall: bool = False) -> None:
+    """Bars of device times in µs (or of wall times), of here; of the saved H200 where nothing here was timed."""
+    mine = [r for r in rows if isinstance(r, Timing)]
+    show_bars(
+        [(r.label, (r.wall_ms if wall else r.ms) * 1e3) for r in mine], title, unit="µs", lower_is_better=True
+    )
+
+
+def show_kernels(row: Timing, title: str) -> None:
+    """The kernels of one call in launch order, with the time of each. Says so where nobody could see them."""
+    if row.kernels:
+        show_table(
+            ["#", "kernel", "time"],
+            [(i, name, format_ms(ms)) for i, (name, ms) in enumerate(row.kernels, 1)],
+            title=f"{title}: {row.label}, {row.shape}, {row.dtype} on {row.env['device']}",
+        )
+    else:
+        print(f"{row.label}: no kernels seen here (clock: {row.clock}{'; ' + row.note if row.note else ''})")
+
+
+def show_memory(rows, title: str) -> None:
+    """Findings whose values are bytes, by shape and label."""
+    pairs = _merged(rows)
+    with_saved = any(b for _, b in pairs)
+    body = []
+    for mine, theirs in pairs:
+        row = mine or theirs
+        cells = [row.label, str(row.shape), row.dtype, format_bytes(mine.value) if mine else "not run here"]
+        body.append(cells + ([format_bytes(theirs.value) if theirs else None] if with_saved else []))
+    headers = ["what", "shape", "dtype", "here"] + ([SAVED] if with_saved else [])
+    show_table(headers, body, title=title, aligns=["left"] * 3 + ["right"] * (len(headers) - 3))
+
+
+def show_device() -> None:
+    """What this process computes on, and where its ceilings come from."""
+    d, env = _device.current(), _device.environment()
+    c = d.ceilings
+    rows = [
+        ("device", d.name),
+        ("compute capability", d.capability),
+        ("memory", format_bytes(d.memory)),
+        ("driver", d.driver),
+        ("JAX", env["jax"]),
+        ("cuDNN", env["cudnn"]),
+        ("Python", env["python"]),
+    ]
+    if c:
+        rows += [(f"ceiling, {dtype}", f"{format_number(rate)} TFLOP/s") for dtype, rate in c.tflops.items()]
+        rows += [("memory bandwidth", f"{format_count(c.gbps)} GB/s")] if c.gbps else []
+        rows += [("L2 cache", format_bytes(c.l2))] if c.l2 else []
+        rows += [("ceilings from", c.source)]
+    show_table(["", "this machine"], rows, title="The device")
+
+
+def show_features(d: _device.Device | None = None) -> None:
+    """What can run on `d` (default: here), each with its reason, and what to do about a no."""
+    rows = [(f.name, f.ok, f.reason, f.todo or None) for f in features(d).values()]
+    show_table(
+        ["what", "runs here", "why", "what to do"],
+        rows,
+        title=f"What runs on {(d or _device.current()).name}",
+    )
