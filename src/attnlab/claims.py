@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from attnlab import device as _device
 from attnlab.display import format_number, show_table
-from attnlab.features import RULES, features, has
+from attnlab.features import OTHERS, RULES, feature, has
 from attnlab.records import LOG, MissingRecord, Records, Shape, saved
 
 HOLDS, FAILS, UNTESTABLE = "holds", "fails", "not testable here"
@@ -40,7 +40,7 @@ class Claim:
     def judge_here(self) -> Verdict:
         """The verdict over this process's log."""
         if self.needs and not has(self.needs):
-            return Verdict(UNTESTABLE, features()[self.needs].reason)
+            return Verdict(UNTESTABLE, feature(self.needs).reason)
         return self.judge(LOG.records)
 
 
@@ -51,7 +51,7 @@ def _claim(name: str, notebook: str, sentence: str, needs: str | None = None, ol
     def register(check):
         if name in LEDGER:
             raise ValueError(f"two claims are called {name!r}")
-        if needs and needs != "gpu" and needs not in RULES:
+        if needs and needs not in RULES and needs not in OTHERS:
             raise ValueError(f"claim {name!r} needs {needs!r}, which is no feature")
         LEDGER[name] = Claim(name, notebook, sentence, check, needs, older)
         return check
@@ -246,7 +246,7 @@ def _(r):
 
 @_claim(
     "xla_takes_more_memory", SDPA,
-    "In bfloat16 XLA's attention takes more temporary memory than the naive bfloat16 version.",
+    "In bfloat16 XLA's attention takes more temporary memory than the naive bfloat16 version.", needs="gpu",
 )  # fmt: skip
 def _(r):
     xla = r.finding("temporaries", label="xla", dtype="bfloat16")

@@ -4,7 +4,9 @@ import ctypes
 import dataclasses
 import functools
 import importlib.metadata
+import importlib.util
 import os
+import pathlib
 import platform
 import subprocess
 
@@ -238,3 +240,31 @@ def environment() -> dict:
         "te": _version("transformer-engine") or _version("transformer_engine"),
         "python": platform.python_version(),
     }
+
+
+def cudnn_copies() -> list[tuple[str, str, bool]]:
+    """The cuDNN libraries in reach: (where, file name, loaded by this process). More than one loaded is trouble.
+
+    "JAX's own" came with JAX's pip packages; the others are the system's or on LD_LIBRARY_PATH.
+    """
+    try:
+        with open("/proc/self/maps", encoding="utf-8") as f:
+            loaded = {line.split()[-1] for line in f if "/libcudnn.so" in line}
+    except OSError:
+        loaded = set()
+    reach = set(loaded)
+    for folder in filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":")):
+        reach.update(str(p) for p in pathlib.Path(folder).glob("libcudnn.so.*"))
+    wheel = importlib.util.find_spec("nvidia.cudnn") if importlib.util.find_spec("nvidia") else None
+    for folder in wheel.submodule_search_locations if wheel else []:
+        reach.update(str(p) for p in pathlib.Path(folder, "lib").glob("libcudnn.so.*"))
+    try:
+        cache = subprocess.run(["ldconfig", "-p"], capture_output=True, text=True, timeout=20).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        cache = ""
+    reach.update(line.split("=> ")[1].strip() for line in cache.splitlines() if "libcudnn.so." in line)
+    real = {os.path.realpath(p) for p in loaded}
+    files = {os.path.realpath(p) for p in reach}
+    return sorted(
+        ("JAX's own" if f"nvidia{os.sep}cudnn" in p else "the system's", os.path.basename(p), p in real) for p in files
+    )

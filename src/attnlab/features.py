@@ -126,20 +126,24 @@ def _transformer_engine(d: _device.Device) -> Feature:
     return Feature(name, True, f"version {getattr(te, '__version__', None) or _device.environment()['te']}")
 
 
-def features(d: _device.Device | None = None) -> dict[str, Feature]:
-    """Every feature of the course by key, for `d` (default: the device of this process)."""
+OTHERS = {"gpu": _gpu, "ceilings": _ceilings, "cupti": _cupti, "transformer_engine": _transformer_engine}
+
+
+def feature(key: str, d: _device.Device | None = None) -> Feature:
+    """One feature on `d` (default: the device of this process). Raises `KeyError` naming the known keys."""
     d = d or _device.current()
-    rows = {"gpu": _gpu(d)}
-    rows |= {key: _by_capability(rule, d) for key, rule in RULES.items()}
-    rows |= {"ceilings": _ceilings(d), "cupti": _cupti(d), "transformer_engine": _transformer_engine(d)}
-    return rows
+    if key in RULES:
+        return _by_capability(RULES[key], d)
+    if key not in OTHERS:
+        raise KeyError(f"unknown feature {key!r}: known are {', '.join([*OTHERS, *RULES])}")
+    return OTHERS[key](d)
+
+
+def features(d: _device.Device | None = None) -> dict[str, Feature]:
+    """Every feature of the course by key, on `d` (default: the device of this process)."""
+    return {key: feature(key, d) for key in ["gpu", *RULES, "ceilings", "cupti", "transformer_engine"]}
 
 
 def has(key: str, d: _device.Device | None = None) -> bool:
-    """Whether the capability feature `key` runs here. Raises `KeyError` naming the known keys."""
-    d = d or _device.current()
-    if key == "gpu":
-        return d.kind == "gpu"
-    if key not in RULES:
-        raise KeyError(f"unknown feature {key!r}: known are gpu, {', '.join(RULES)}")
-    return _by_capability(RULES[key], d).ok
+    """Whether the feature `key` runs here. Raises as `feature`."""
+    return feature(key, d).ok

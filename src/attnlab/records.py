@@ -220,6 +220,11 @@ class Log:
 LOG = Log()
 
 
+def log() -> Records:
+    """What this notebook has recorded so far."""
+    return LOG.records
+
+
 def saved(device: str = "nvidia-h200") -> Records:
     """The committed results of `device`: records of a full run of the course on it."""
     path = pathlib.Path(__file__).parent / "data" / "results" / f"{device}.jsonl"

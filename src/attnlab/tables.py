@@ -1,7 +1,7 @@
 """Records as tables and bars: measured here, saved from the H200, and the bound of this device side by side."""
 
 from attnlab import device as _device
-from attnlab.display import format_bytes, format_count, format_ms, format_number, show_bars, show_table
+from attnlab.display import NOTHING, cell_text, format_bytes, format_count, format_ms, format_number, show_bars, show_table
 from attnlab.features import features
 from attnlab.records import LOG, Finding, Records, Timing, saved
 
@@ -12,17 +12,16 @@ def _key(row):
     return (row.label, row.shape, row.dtype, row.mask)
 
 
-def saved_rows(table: str) -> Records:
-    """The saved H200 rows of a comparison, empty when this device is that one: its own rows are newer."""
+def _saved_elsewhere() -> Records:
+    """The saved H200 records, empty when this device is that one: what was measured here is newer."""
     rows = saved()
-    if rows and rows[0].env.get("device") == _device.current().name:
-        return Records()
-    return rows.find(notebook=LOG.notebook, table=table)
+    return Records() if rows and rows[0].env.get("device") == _device.current().name else rows
 
 
 def _merged(rows) -> list[tuple]:
     """(row here or None, saved row or None), those of here first, then saved ones at shapes not run here."""
-    theirs = {_key(r): r for table in {r.table for r in rows} for r in saved_rows(table)}
+    beside = _saved_elsewhere().find(notebook=LOG.notebook)
+    theirs = {_key(r): r for table in {r.table for r in rows} for r in beside.find(table=table)}
     return [(r, theirs.pop(_key(r), None)) for r in rows] + [(None, r) for r in theirs.values()]
 
 
@@ -80,36 +79,49 @@ def show_timings(rows, title: str) -> None:
 
 
 def show_times(rows, title: str, wall: bool = False) -> None:
-    """Bars of device times in µs (or of wall times), of here; of the saved H200 where nothing here was timed."""
-    mine = [r for r in rows if isinstance(r, Timing)]
-    show_bars(
-        [(r.label, (r.wall_ms if wall else r.ms) * 1e3) for r in mine], title, unit="µs", lower_is_better=True
-    )
+    """Times of one comparison as bars in µs: of this device, and of the H200 where its saved rows are at hand.
+
+    Args:
+      rows: timings and refusals; a refused row has no bar.
+      title: what is shown.
+      wall: the host's time of one blocked call instead of the row's own clock.
+    """
+    here = _device.current()
+    theirs = [row for _, row in _merged(rows) if isinstance(row, Timing)]
+    for device, timed in ((here.name, [r for r in rows if isinstance(r, Timing)]), (SAVED, theirs)):
+        if timed:
+            bars = [(f"{r.label}, {r.dtype}", (r.wall_ms if wall else r.ms) * 1e3) for r in timed]
+            show_bars(bars, f"{title}, {device}", unit="µs", lower_is_better=True)
 
 
 def show_kernels(row: Timing, title: str) -> None:
-    """The kernels of one call in launch order, with the time of each. Says so where nobody could see them."""
+    """The kernels of one call in launch order, with the time of each; the saved H200 ones where none were seen here."""
+    if not row.kernels:
+        print(f"{row.label}: no kernels seen here (clock: {row.clock}{'; ' + row.note if row.note else ''})")
+        found = _saved_elsewhere().find(notebook=LOG.notebook, table=row.table, label=row.label, dtype=row.dtype)
+        row = next((r for r in found if isinstance(r, Timing) and r.kernels), row)
     if row.kernels:
         show_table(
             ["#", "kernel", "time"],
             [(i, name, format_ms(ms)) for i, (name, ms) in enumerate(row.kernels, 1)],
             title=f"{title}: {row.label}, {row.shape}, {row.dtype} on {row.env['device']}",
         )
-    else:
-        print(f"{row.label}: no kernels seen here (clock: {row.clock}{'; ' + row.note if row.note else ''})")
 
 
-def show_memory(rows, title: str) -> None:
-    """Findings whose values are bytes, by shape and label."""
-    pairs = _merged(rows)
-    with_saved = any(b for _, b in pairs)
+def show_findings(name: str, title: str, form=cell_text) -> None:
+    """The findings of one name in this notebook, with the H200's saved ones beside; `form` writes a value as text."""
+    here = LOG.records.find(name=name)
+    theirs = {_key(f): f for f in _saved_elsewhere().find(name=name, notebook=LOG.notebook)}
+    keys = list(dict.fromkeys([_key(f) for f in here] + list(theirs)))
+    mine = {_key(f): f for f in here}
     body = []
-    for mine, theirs in pairs:
-        row = mine or theirs
-        cells = [row.label, str(row.shape), row.dtype, format_bytes(mine.value) if mine else "not run here"]
-        body.append(cells + ([format_bytes(theirs.value) if theirs else None] if with_saved else []))
-    headers = ["what", "shape", "dtype", "here"] + ([SAVED] if with_saved else [])
-    show_table(headers, body, title=title, aligns=["left"] * 3 + ["right"] * (len(headers) - 3))
+    for key in keys:
+        label, shape, dtype, _ = key
+        cells = [label, str(shape or NOTHING), dtype or NOTHING, form(mine[key].value) if key in mine else "not run here"]
+        body.append(cells + ([form(theirs[key].value) if key in theirs else None] if theirs else []))
+    headers = ["what", "shape", "dtype", "here"] + ([SAVED] if theirs else [])
+    keep = [i for i in range(len(headers)) if i not in (1, 2) or any(row[i] != NOTHING for row in body)]
+    show_table([headers[i] for i in keep], [[row[i] for i in keep] for row in body], title=title)
 
 
 def show_device() -> None:

@@ -80,7 +80,7 @@ def check_time(ms: float, work: Work, device: _device.Device | None = None) -> f
         )
         raise ImpossibleTime(
             f"{ms:.4g} ms is impossible on {device.name}: {work.shape or 'this call'} takes {work.flops / 1e9:,.3f} "
-            f"GFLOP, which at {peak:,.0f} TFLOP/s ({work.dtype}; {c.source}) is {work.flops / peak / 1e9:.4g} ms"
+            f"GFLOP, which at {peak:,.3g} TFLOP/s ({work.dtype}; {c.source}) is {work.flops / peak / 1e9:.4g} ms"
             f"{memory}. No clock can show less than {bound:.4g} ms. Either the clock stopped before the work did "
             "(call jax.block_until_ready on the result inside the timed region), or the work did not run as counted."
         )

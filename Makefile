@@ -1,0 +1,86 @@
+# The course's commands. `make help` lists them.
+#   make run                      .venv from the lock that fits this machine, then the whole course
+#   make run PYTHON=python3       that interpreter as it is; installs nothing (a container, no network)
+#   make run BASE_PYTHON=python3.12   the Python that .venv is made with
+#   make run SET=cpu              the set of packages (cpu, cuda12, cuda13), instead of by the driver
+#   make run EXTRAS=te            TransformerEngine too: built from source, needs nvcc and the cuDNN headers
+#   make run ARGS="..."           passed on to the command (also for lab, test, bench, doctor)
+PYTHON ?=
+BASE_PYTHON ?= python3
+SET ?=
+EXTRAS ?=
+ARGS ?=
+UV ?= uv
+# Each test process imports JAX and compiles: more than eight only fight over the cores' caches and memory.
+WORKERS ?= auto --maxprocesses 8
+
+.DEFAULT_GOAL := help
+.PHONY: help run test lint format lab bench doctor lock clean
+
+ifeq ($(strip $(PYTHON)),)
+PY := .venv/bin/python
+# What make_env.py can't say itself, because nothing can start it, is said here.
+env = @command -v "$(BASE_PYTHON)" >/dev/null || { echo "make: BASE_PYTHON=$(BASE_PYTHON) is not here." \
+	"Install Python with: sudo apt install python3-venv" >&2; exit 1; }; \
+	"$(BASE_PYTHON)" deploy/make_env.py venv --base "$(BASE_PYTHON)" --set "$(SET)" --extras "$(EXTRAS)"
+else
+PY := $(PYTHON)
+export PYTHON
+export PYTHONPATH := $(CURDIR)/src$(if $(PYTHONPATH),:$(PYTHONPATH))
+env = @command -v "$(PYTHON)" >/dev/null || { echo "make: PYTHON=$(PYTHON) is not here. Name a Python that is," \
+	"or let make build its own .venv: make $@" >&2; exit 1; }; "$(PYTHON)" deploy/make_env.py check --for $@
+endif
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
+	@sed -n 's/^#   //p' Makefile
+
+run: ## execute the whole course; an HTML page per notebook and an index in build/
+	$(env)
+	@$(PY) -m attnlab run $(ARGS)
+
+test: export JAX_PLATFORMS ?= cpu
+test: ## run the tests, on the CPU (JAX_PLATFORMS=cuda make test: on the GPU); JUnit in build/test/
+	$(env)
+	@mkdir -p build/test
+	@$(PY) -m pytest -n $(WORKERS) --dist worksteal --junitxml build/test/junit.xml $(ARGS)
+
+lint: ## check code and notebooks; changes nothing
+	$(env)
+	@$(PY) -m ruff check src tests deploy notebooks
+	@$(PY) -m ruff format --check src tests deploy notebooks
+	@$(PY) -m attnlab.notebook_files check notebooks
+
+format: ## bring code and notebooks into the form that lint wants
+	$(env)
+	@$(PY) -m ruff format src tests deploy notebooks
+	@$(PY) -m ruff check --fix src tests deploy notebooks
+	@$(PY) -m attnlab.notebook_files format notebooks
+
+lab: ## open JupyterLab on the notebooks
+	$(env)
+	@$(PY) -m jupyterlab --notebook-dir notebooks $(ARGS)
+
+bench: ## what the clock costs here, and how it compares with Nsight Compute where that is installed
+	$(env)
+	@$(PY) -m attnlab bench $(ARGS)
+
+doctor: ## what can run here, and what to do about the rest
+	$(env)
+	@$(PY) -m attnlab doctor $(ARGS)
+
+lock: ## resolve pyproject.toml anew into deploy/locks/ (needs uv and a network)
+	@command -v "$(UV)" >/dev/null || { echo "make: UV=$(UV) is not here. Install uv (pipx install uv)," \
+	"or name it: make lock UV=/path/to/uv" >&2; exit 1; }
+	@for set in cpu cuda12 cuda13; do \
+	  case $$set in cpu) extra= ;; *) extra="--extra $$set" ;; esac; \
+	  echo "deploy/locks/$$set.txt"; \
+	  "$(UV)" pip compile pyproject.toml --quiet --upgrade --extra test $$extra --group build \
+	    --universal --fork-strategy requires-python --python-version 3.11 --no-emit-index-url --generate-hashes \
+	    --custom-compile-command "make lock" --output-file deploy/locks/$$set.txt || exit; \
+	done
+
+clean: ## remove build/ and caches (.venv stays; remove it with: rm -r .venv)
+	@rm -rf build .pytest_cache .ruff_cache .hypothesis src/attnlab.egg-info
+	@find src tests deploy notebooks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	@find notebooks -name .ipynb_checkpoints -type d -prune -exec rm -rf {} + 2>/dev/null || true
