@@ -15,7 +15,7 @@ UV ?= uv
 WORKERS ?= auto --maxprocesses 8
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint format lab bench doctor lock clean
+.PHONY: help run test lint format lab bench doctor saved lock clean
 
 ifeq ($(strip $(PYTHON)),)
 PY := .venv/bin/python
@@ -68,6 +68,10 @@ bench: ## what the clock costs here, and how it compares with Nsight Compute whe
 doctor: ## what can run here, and what to do about the rest
 	$(env)
 	@$(PY) -m attnlab doctor $(ARGS)
+
+saved: ## the recorded H200 timings (ARGS=03: of one notebook)
+	$(env)
+	@$(PY) -m attnlab saved $(ARGS)
 
 lock: ## resolve pyproject.toml anew into deploy/locks/ (needs uv and a network)
 	@command -v "$(UV)" >/dev/null || { echo "make: UV=$(UV) is not here. Install uv (pipx install uv)," \

@@ -368,9 +368,7 @@ def add_te(name):
     with open(frozen, "w", encoding="utf-8") as file:
         file.writelines(line + "\n" for line in text.splitlines() if re.match(r"[\w.-]+==", line))
     cuda = name[len("cuda") :]
-    run_pip(
-        ["-c", frozen, "pybind11[global]", "nvidia-cudnn-frontend"], "adding what builds TransformerEngine"
-    )
+    run_pip(["-c", frozen, "pybind11[global]", "nvidia-cudnn-frontend"], "adding what builds TransformerEngine")
     run_pip(
         ["-c", frozen, "--no-build-isolation", f"transformer-engine[jax,core_cu{cuda}]"],
         "building TransformerEngine (takes many minutes)",
@@ -500,9 +498,7 @@ def check(purpose):
     if not missing:
         return
     # Pinned, JAX and numpy stay as they are: pip then picks a flax that fits them, not another JAX for flax.
-    held = [
-        f"{name}=={installed_version(name)}" for name in ("jax", "jaxlib", "numpy") if name not in missing
-    ]
+    held = [f"{name}=={installed_version(name)}" for name in ("jax", "jaxlib", "numpy") if name not in missing]
     held = [text for text in held if not text.endswith(("==None", "==?"))]
     if "jax" in missing:
         name = choose_set().name
@@ -525,14 +521,10 @@ def check(purpose):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(
-        description="Make .venv from the lock that fits, or check an interpreter."
-    )
+    parser = argparse.ArgumentParser(description="Make .venv from the lock that fits, or check an interpreter.")
     parser.add_argument("action", choices=("venv", "check"))
     parser.add_argument("--base", default="", help="venv: the Python to make .venv with (BASE_PYTHON)")
-    parser.add_argument(
-        "--set", default="", help=f"venv: {', '.join(SETS)}; by the driver if not given (SET)"
-    )
+    parser.add_argument("--set", default="", help=f"venv: {', '.join(SETS)}; by the driver if not given (SET)")
     parser.add_argument("--extras", default="", help="venv: te adds TransformerEngine (EXTRAS)")
     parser.add_argument("--for", dest="purpose", default="run", help="check: the make target")
     options = parser.parse_args(argv)

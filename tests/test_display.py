@@ -362,9 +362,7 @@ def test_tables_and_bars_are_saved_as_html_and_text(outputs):
 
 
 def test_each_plot_is_saved_as_exactly_one_described_picture(outputs):
-    for cell, words in zip(
-        outputs[3:6], ("Heat map: weights", "Line chart: time", "four steps"), strict=True
-    ):
+    for cell, words in zip(outputs[3:6], ("Heat map: weights", "Line chart: time", "four steps"), strict=True):
         (output,) = cell
         assert set(output.data) == {"image/png", "text/plain"}
         assert words in output.data["text/plain"]

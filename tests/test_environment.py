@@ -142,18 +142,14 @@ def test_only_an_old_python_is_refused_in_one_line(only):
     fake_python(only, "python3", "3.10.13")
     with pytest.raises(make_env.Problem) as caught:
         make_env.find_base("python3")
-    assert re.match(
-        r"Python 3\.10\.13 \(python3\) is too old: the course needs 3\.11 or newer\.", str(caught.value)
-    )
+    assert re.match(r"Python 3\.10\.13 \(python3\) is too old: the course needs 3\.11 or newer\.", str(caught.value))
     assert "BASE_PYTHON=" in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_a_python_without_ensurepip_names_its_own_package(only):
     fake_python(only, "python3", "3.10.13")
     fake_python(only, "python3.12", "3.12.1", ensurepip=False)
-    with pytest.raises(
-        make_env.Problem, match=r"Python 3\.12\.1 .*sudo apt install python3\.12-venv"
-    ) as caught:
+    with pytest.raises(make_env.Problem, match=r"Python 3\.12\.1 .*sudo apt install python3\.12-venv") as caught:
         make_env.find_base("")
     assert "\n" not in str(caught.value)
 
@@ -189,9 +185,7 @@ def checkout(tmp_path):
     shutil.copy(ROOT / "Makefile", root)
     (root / "pyproject.toml").write_text('[project]\nname = "tiny"\nversion = "1"\n')
     for name in SETS:
-        (root / "deploy" / "locks" / f"{name}.txt").write_text(
-            f"tiny-package==1.0 --hash=sha256:{'0' * 64}\n"
-        )
+        (root / "deploy" / "locks" / f"{name}.txt").write_text(f"tiny-package==1.0 --hash=sha256:{'0' * 64}\n")
     return root
 
 
@@ -410,9 +404,7 @@ def test_every_lock_has_hashes_and_names_no_place(name):
 
 
 def test_newer_pythons_get_a_newer_jax_and_no_lock_goes_under_the_floor():
-    (floor,) = next(
-        r for r in map(Requirement, PROJECT["project"]["dependencies"]) if r.name == "jax"
-    ).specifier
+    (floor,) = next(r for r in map(Requirement, PROJECT["project"]["dependencies"]) if r.name == "jax").specifier
     for name in SETS:
         old, new = locked(name, "3.11")["jax"], locked(name, "3.13")["jax"]
         assert Version(floor.version) <= old <= new
@@ -451,9 +443,7 @@ def test_ci_calls_the_two_commands():
 @pytest.mark.parametrize("body", ["exit 3", "kill -INT $$"])
 def test_a_failed_or_interrupted_command_fails_make(checkout, body):
     fake = script(checkout, "python", f'case "$1" in -m) {body} ;; esac')
-    done = subprocess.run(
-        ["make", "run", f"PYTHON={fake}"], cwd=checkout, capture_output=True, text=True, timeout=20
-    )
+    done = subprocess.run(["make", "run", f"PYTHON={fake}"], cwd=checkout, capture_output=True, text=True, timeout=20)
     assert done.returncode != 0
 
 

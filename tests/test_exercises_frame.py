@@ -124,9 +124,7 @@ def constant():
     return 3
 
 
-@pytest.mark.parametrize(
-    "value", [None, ..., documented, passing, returns_ellipsis, lambda q: ..., wrapped, nested]
-)
+@pytest.mark.parametrize("value", [None, ..., documented, passing, returns_ellipsis, lambda q: ..., wrapped, nested])
 def test_untouched_stubs(value):
     assert untried(value)
 

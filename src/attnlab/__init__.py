@@ -13,7 +13,8 @@ __version__ = "0.1.0"
 # Public name → the module that defines it. No name may be a module's: importing that module would shadow it.
 _HOME = {
     "start": "session",
-    "Shape": "records", "Timing": "records", "Finding": "records", "Records": "records", "saved": "records", "log": "records",
+    "Shape": "records", "Timing": "records", "Finding": "records", "Records": "records",
+    "saved": "records", "log": "records",
     "current": "device", "environment": "device", "memory_holders": "device", "gpu_memory": "device",
     "has": "features",
     "qkv": "inputs",
@@ -24,7 +25,8 @@ _HOME = {
     "compare": "comparison", "refusal": "comparison",
     "block_tree": "display", "show_table": "display", "show_bars": "display", "Progress": "display",
     "format_ms": "display", "format_bytes": "display", "format_number": "display",
-    "show_features": "tables", "show_timings": "tables", "show_times": "tables", "show_kernels": "tables", "show_findings": "tables",
+    "show_features": "tables", "show_timings": "tables", "show_times": "tables", "show_kernels": "tables",
+    "show_findings": "tables",
     "heatmap": "plots", "lines": "plots", "four_steps": "plots",
     "claim": "claims", "summary": "claims",
     "predict": "exercises",

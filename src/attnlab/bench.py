@@ -69,14 +69,8 @@ def ncu_times(shape: tuple[int, int, int, int]) -> list[float]:
     start = done.stdout.find('"ID"')
     if done.returncode or start < 0:
         raise RuntimeError("ncu failed: " + " / ".join((done.stdout + done.stderr).strip().splitlines()[-3:]))
-    rows = [
-        r
-        for r in csv.DictReader(io.StringIO(done.stdout[start:]))
-        if "gpu__time_duration" in r["Metric Name"]
-    ]
-    return [float(r["Metric Value"].replace(",", "")) / 1e6 for r in rows][
-        1:
-    ]  # ns; the first call was the warm-up
+    rows = [r for r in csv.DictReader(io.StringIO(done.stdout[start:])) if "gpu__time_duration" in r["Metric Name"]]
+    return [float(r["Metric Value"].replace(",", "")) / 1e6 for r in rows][1:]  # ns; the first call was the warm-up
 
 
 def against_ncu(shape) -> tuple:

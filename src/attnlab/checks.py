@@ -137,9 +137,7 @@ def check_matrix_bytes(yours) -> Answer:
 
 def check_longest_T(yours) -> Answer:
     """Exercise: the largest T whose (B, N, T, T) weights fit in `budget` bytes."""
-    hint = (
-        "B · N · T² · itemsize must not exceed the budget, so T is a square root, rounded down: math.isqrt."
-    )
+    hint = "B · N · T² · itemsize must not exceed the budget, so T is a square root, rounded down: math.isqrt."
     cases = ((1, 8, 2, 2**30), (4, 16, 4, 10**9), (1, 1, 4, 3))
 
     def right(B, N, itemsize, budget):
@@ -170,9 +168,7 @@ def check_distance_bias(yours) -> Answer:
     slopes, T, S = jnp.array([0.5, 0.25]), 3, 4
     apart = np.abs(np.arange(T)[:, None] - np.arange(S)[None, :])
     right = -np.asarray(slopes)[None, :, None, None] * apart
-    hint = (
-        "a far key must score lower, so the bias is negative: −slope · |i − j|, slopes along the head axis."
-    )
+    hint = "a far key must score lower, so the bias is negative: −slope · |i − j|, slopes along the head axis."
     return compare("distance_bias", yours, right, hint, args=(slopes, T, S), what="bias (1, N, T, S)")
 
 
@@ -193,7 +189,9 @@ def check_round_to_tf32(yours) -> Answer:
 
 def check_cudnn_takes(yours) -> Answer:
     """Exercise: whether cuDNN attention takes a dtype and head dim at a compute capability."""
-    hint = "three rules: capability 8.0 or newer; bfloat16 or float16; H a multiple of 8, up to 128, from 9.0 up to 256."
+    hint = (
+        "three rules: capability 8.0 or newer; bfloat16 or float16; H a multiple of 8, up to 128, from 9.0 up to 256."
+    )
     cases = (
         ("bfloat16", 64, (9, 0)), ("float32", 64, (9, 0)), ("float16", 36, (9, 0)), ("bfloat16", 256, (9, 0)),
         ("bfloat16", 256, (8, 9)), ("bfloat16", 128, (8, 9)), ("float16", 64, (7, 5)), ("float16", 512, (10, 0)),
@@ -226,9 +224,7 @@ def check_fair_speedup(yours) -> Answer:
         row("cudnn", "bfloat16", 2.0, 2.5),
     ]
     hint = "compare equal dtypes (bfloat16 with bfloat16), and the device's time, row.ms, not row.wall_ms."
-    return compare(
-        "fair_speedup", yours, 3.0, hint, args=(rows,), what="naive over cuDNN", unit="×", rtol=1e-6
-    )
+    return compare("fair_speedup", yours, 3.0, hint, args=(rows,), what="naive over cuDNN", unit="×", rtol=1e-6)
 
 
 def check_pad_head_dim(yours) -> Answer:

@@ -65,30 +65,30 @@ def _rows(claims) -> list[tuple]:
     for c in claims:
         here, there = c.judge_here(), c.judge(beside)
         sentence = f"{c.sentence}\n(Older material says: {c.older})" if c.older else c.sentence
-        rows.append(
-            (sentence, here.state, here.measured, f"{there.state}: {there.measured}" if beside else None)
-        )
+        rows.append((sentence, here.state, here.measured, f"{there.state}: {there.measured}" if beside else None))
     return rows
 
 
-def claim(name: str) -> None:
-    """Show one claim: the sentence, its verdict here with what was measured, and the verdict on the saved H200 run.
+_HEADERS = ["claim", "verdict here", "measured here", "H200, saved"]
+
+
+def claim(*names: str) -> None:
+    """Show claims: the sentence, its verdict here with what was measured, and the verdict on the saved H200 run.
 
     Raises:
       KeyError: no claim of that name.
     """
-    if name not in LEDGER:
-        raise KeyError(f"no claim {name!r}: the ledger has {', '.join(LEDGER)}")
-    show_table(
-        ["claim", "verdict here", "measured here", "H200, saved"], _rows([LEDGER[name]]), aligns=["left"] * 4
-    )
+    for name in names:
+        if name not in LEDGER:
+            raise KeyError(f"no claim {name!r}: the ledger has {', '.join(LEDGER)}")
+    show_table(_HEADERS, _rows([LEDGER[name] for name in names]), aligns=["left"] * 4)
 
 
 def summary() -> None:
     """Show every claim of this notebook with its verdict."""
     mine = [c for c in LEDGER.values() if c.notebook == LOG.notebook]
     show_table(
-        ["claim", "verdict here", "measured here", "H200, saved"],
+        _HEADERS,
         _rows(mine),
         title=f"What you saw, on {_device.current().name}",
         aligns=["left"] * 4,
@@ -118,9 +118,7 @@ def _(r):
     "A clock that does not wait for the device shows a time that the device can't reach.",
 )  # fmt: skip
 def _(r):
-    return r.finding(
-        "unblocked time refused"
-    ), f"{_times(r.finding('bound over unblocked time'))} under the bound"
+    return r.finding("unblocked time refused"), f"{_times(r.finding('bound over unblocked time'))} under the bound"
 
 
 @_claim(
@@ -192,17 +190,13 @@ def _(r):
     return len(row.kernels) > 3, f"{len(row.kernels)} kernels"
 
 
-@_claim(
-    "weights_grow_with_T2", NAIVE, "Twice the length means four times the temporaries: naive memory is O(T²)."
-)
+@_claim("weights_grow_with_T2", NAIVE, "Twice the length means four times the temporaries: naive memory is O(T²).")
 def _(r):
     found = sorted(r.find(name="temporaries"), key=lambda f: f.shape.T)
     if len(found) < 2:
         raise MissingRecord("fewer than two lengths were compiled")
     ratio = found[-1].value / found[-2].value
-    return 3.5 <= ratio <= 4.5 and found[-1].shape.T == 2 * found[
-        -2
-    ].shape.T, f"{_times(ratio)} at twice the length"
+    return 3.5 <= ratio <= 4.5 and found[-1].shape.T == 2 * found[-2].shape.T, f"{_times(ratio)} at twice the length"
 
 
 @_claim(
@@ -239,9 +233,7 @@ def _(r):
     older="it fuses all steps and can avoid the weight matrix",
 )  # fmt: skip
 def _(r):
-    return r.finding(
-        "float32 logits written"
-    ), f"float32 T×S array in memory: {r.finding('float32 logits written')}"
+    return r.finding("float32 logits written"), f"float32 T×S array in memory: {r.finding('float32 logits written')}"
 
 
 @_claim(
@@ -325,9 +317,7 @@ def _(r):
     needs="cudnn_attention", older="at the small default shape every version is about equal",
 )  # fmt: skip
 def _(r):
-    naive, cudnn = (
-        r.timing(x, table="first timing", dtype="bfloat16", shape=DEFAULT) for x in ("naive", "cudnn")
-    )
+    naive, cudnn = (r.timing(x, table="first timing", dtype="bfloat16", shape=DEFAULT) for x in ("naive", "cudnn"))
     return cudnn.ms < naive.ms / 2, f"naive takes {_times(naive.ms / cudnn.ms)} as long"
 
 
@@ -337,9 +327,7 @@ def _(r):
     needs="cudnn_attention",
 )  # fmt: skip
 def _(r):
-    naive, cudnn = (
-        r.timing(x, table="first timing", dtype="bfloat16", shape=DEFAULT) for x in ("naive", "cudnn")
-    )
+    naive, cudnn = (r.timing(x, table="first timing", dtype="bfloat16", shape=DEFAULT) for x in ("naive", "cudnn"))
     ratio = naive.wall_ms / cudnn.wall_ms
     return 1 / 1.5 < ratio < 1.5, f"naive over cuDNN by wall time: {_times(ratio)}"
 
@@ -376,14 +364,12 @@ def _(r):
         needs="cudnn_head_dim_256")  # fmt: skip
 def _(r):
     runs = {H: r.finding("cudnn call", label=f"head dim {H}") == "runs" for H in (256, 512)}
-    return runs == {256: True, 512: False}, ", ".join(
-        f"{H}: {'runs' if ok else 'refused'}" for H, ok in runs.items()
-    )
+    return runs == {256: True, 512: False}, ", ".join(f"{H}: {'runs' if ok else 'refused'}" for H, ok in runs.items())
 
 
 @_claim(
     "row_mask_is_refused", CUDNN,
-    "A (B, 1, 1, S) mask is refused, although the documentation promises broadcasting; key lengths do the same and run.",
+    "A (B, 1, 1, S) mask is refused, although the documentation promises broadcasting; key lengths do it.",
     needs="cudnn_attention", older="the mask must be broadcastable to (B, N, T, S)",
 )  # fmt: skip
 def _(r):

@@ -6,9 +6,7 @@ Heavy imports stand inside the commands, so that help and refusals come at once.
 import argparse
 import pathlib
 import re
-import shutil
 import sys
-import textwrap
 
 
 class _Parser(argparse.ArgumentParser):
@@ -25,22 +23,16 @@ def _parser() -> argparse.ArgumentParser:
     doctor.set_defaults(call=_doctor)
 
     run = commands.add_parser("run", help="execute the course and write a page a notebook and an index")
-    run.add_argument(
-        "notebook", nargs="*", metavar="NOTEBOOK", help="a number (02), a name or a path; all by default"
-    )
+    run.add_argument("notebook", nargs="*", metavar="NOTEBOOK", help="a number (02), a name or a path; all by default")
     run.add_argument(
         "-p", dest="settings", action="append", default=[], metavar="NAME=VALUE",
         help="a notebook parameter; VALUE is a Python literal, or else a string; may be repeated",
     )  # fmt: skip
     run.add_argument("--out", default="build", metavar="DIR", help="where everything goes (default: build)")
-    run.add_argument(
-        "--notebooks", default="notebooks", metavar="DIR", help="the course (default: notebooks)"
-    )
+    run.add_argument("--notebooks", default="notebooks", metavar="DIR", help="the course (default: notebooks)")
     run.set_defaults(call=_run)
 
-    report = commands.add_parser(
-        "report", help="put the results of a run into one file, to send to an instructor"
-    )
+    report = commands.add_parser("report", help="put the results of a run into one file, to send to an instructor")
     report.add_argument(
         "--results",
         default="build/results",
@@ -50,10 +42,12 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--out", metavar="FILE", help="the file (default: attnlab-report-DEVICE.jsonl)")
     report.set_defaults(call=_report)
 
-    bench = commands.add_parser(
-        "bench", help="measure what the benchmark costs, and check it by Nsight Compute"
-    )
+    bench = commands.add_parser("bench", help="measure what the benchmark costs, and check it by Nsight Compute")
     bench.set_defaults(call=_bench)
+
+    saved = commands.add_parser("saved", help="print the recorded H200 timings")
+    saved.add_argument("notebook", nargs="?", default="", metavar="NOTEBOOK", help="a number (03); all by default")
+    saved.set_defaults(call=_saved)
     return parser
 
 
@@ -104,46 +98,22 @@ def _run(args) -> int:
 def _doctor(args) -> int:
     from attnlab import device
     from attnlab.features import features
-    from attnlab.pages import device_line
+    from attnlab.tables import show_device, show_features
 
     try:
-        env, found = device.environment(), features()
+        env = device.environment()
     except device.DeviceNotFound as e:
         raise _CommandError(str(e)) from e
     if args.json:
         import dataclasses
         import json
 
-        rows = {key: dataclasses.asdict(f) for key, f in found.items()}
+        rows = {key: dataclasses.asdict(f) for key, f in features().items()}
         print(json.dumps({"environment": env, "features": rows}, indent=1))
         return 0
-    print(device_line(env))
-    print()
-    rows = [(f.name, "yes" if f.ok else "no", f.reason, f.todo) for f in found.values()]
-    print(text_table(("what", "here", "why", "what to do"), rows))
+    show_device()
+    show_features()
     return 0
-
-
-def text_table(headers, rows, width: int | None = None) -> str:
-    """A table for a terminal: `headers` and `rows` of strings, wrapped to fit `width` characters."""
-    width = width or shutil.get_terminal_size((120, 24)).columns
-    rows = [headers, *rows]
-    widest = [max(len(row[i]) for row in rows) for i in range(len(headers))]
-    room = max(width - 2 * (len(headers) - 1), 8 * len(headers))
-    # Narrow columns keep what they need; the wide ones share the rest.
-    sizes, left = list(widest), room
-    for rank, i in enumerate(sorted(range(len(widest)), key=lambda i: widest[i])):
-        sizes[i] = min(widest[i], left // (len(widest) - rank))
-        left -= sizes[i]
-    lines = []
-    for n, row in enumerate(rows):
-        cells = [textwrap.wrap(text, size) or [""] for text, size in zip(row, sizes, strict=True)]
-        for k in range(max(map(len, cells))):
-            parts = ((c[k] if k < len(c) else "").ljust(size) for c, size in zip(cells, sizes, strict=True))
-            lines.append("  ".join(parts).rstrip())
-        if n == 0:
-            lines.append("  ".join("-" * size for size in sizes))
-    return "\n".join(lines)
 
 
 def _bench(args) -> int:
@@ -153,6 +123,16 @@ def _bench(args) -> int:
         return bench.main()
     except device.DeviceNotFound as e:
         raise _CommandError(str(e)) from e
+
+
+def _saved(args) -> int:
+    from attnlab.tables import show_saved
+
+    try:
+        show_saved(args.notebook)
+    except LookupError as e:
+        raise _CommandError(str(e)) from e
+    return 0
 
 
 # --- report

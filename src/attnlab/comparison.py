@@ -14,9 +14,7 @@ def refusal(e: Exception) -> str:
     return f"{type(e).__name__}: {lines[0][:200]}" if lines else type(e).__name__
 
 
-def compare(
-    variants: dict, q, k, v, *, table: str, is_causal=False, local_window_size=None, **options
-) -> Records:
+def compare(variants: dict, q, k, v, *, table: str, is_causal=False, local_window_size=None, **options) -> Records:
     """Check and time each of `variants` (label → function of q, k, v) on the same inputs.
 
     A variant that raises, runs out of memory, or misses the reference by more than

@@ -378,10 +378,7 @@ def _summary(outcomes: list[Outcome], out: pathlib.Path, index: pathlib.Path, st
     if outcomes[-1].status == "stopped":
         o = outcomes[-1]
         where = f"cell {o.cell} of {o.cells}" if o.cell else "before its first cell"
-        say(
-            f"stopped in {o.notebook}, {where}; the committed notebooks are untouched; "
-            f"finished pages are in {out}/"
-        )
+        say(f"stopped in {o.notebook}, {where}; the committed notebooks are untouched; finished pages are in {out}/")
         return INTERRUPTED
     failed = [o for o in outcomes if o.status == "failed"]
     for o in failed:

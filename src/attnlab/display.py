@@ -86,9 +86,7 @@ def format_count(count) -> str:
 
 def format_si(value, unit: str) -> str:
     """`value` in powers of 1000: "137 GFLOP" for (1.37e11, "FLOP"), "4.8 TB/s" for (4.8e12, "B/s")."""
-    return _scaled(
-        value, tuple((p + unit, 1000.0**i) for i, p in enumerate(("", "k", "M", "G", "T", "P"))), zero=unit
-    )
+    return _scaled(value, tuple((p + unit, 1000.0**i) for i, p in enumerate(("", "k", "M", "G", "T", "P"))), zero=unit)
 
 
 def _scaled(value, units, zero: str, least: float = 1.0) -> str:
@@ -203,8 +201,7 @@ def table_bundle(headers, rows, title=None, aligns=None) -> dict:
         cells.append(_texts(row))
         if len(cells[-1]) != len(headers):
             raise ValueError(
-                f"row {number} has {len(cells[-1])} cells, and the table has {len(headers)} headers "
-                f"{headers}: {row!r}"
+                f"row {number} has {len(cells[-1])} cells, and the table has {len(headers)} headers {headers}: {row!r}"
             )
     aligns = _checked_aligns(aligns, headers, cells)
     return {
@@ -270,9 +267,7 @@ def _table_html(headers, cells, title, aligns) -> str:
         )
         or f'<tr><td colspan="{len(headers)}" style="{_CELL};text-align:left"><i>no rows</i></td></tr>'
     )
-    return _scroll(
-        f'<table style="{_TABLE}">{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
-    )
+    return _scroll(f'<table style="{_TABLE}">{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>')
 
 
 def _keep_together(cell: str) -> str:
@@ -307,9 +302,7 @@ def _wrap(cell: str) -> list:
 
 def _width(text: str) -> int:
     """Terminal columns of `text`: wide characters take two, combining marks none."""
-    return sum(
-        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text
-    )
+    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
 
 
 def _pad(text: str, width: int, align: str) -> str:
@@ -345,9 +338,7 @@ def bars_bundle(rows, title, unit="", lower_is_better=False) -> dict:
         except ValueError as error:
             raise ValueError(f"bar {number} ({label!r}): {error}") from None
         if value is not None and value < 0:
-            raise ValueError(
-                f"bar {number} ({label!r}) is {row[1]}: a bar shows a size, which is never negative"
-            )
+            raise ValueError(f"bar {number} ({label!r}) is {row[1]}: a bar shows a size, which is never negative")
         pairs.append((label, value))
     finite = [value for _, value in pairs if value is not None and math.isfinite(value)]
     longest = max(finite, default=0)
@@ -477,9 +468,7 @@ class Progress:
         self._line = line
         if self._handle is not None:
             data = (
-                {"text/html": f'<div style="font-size:13px">{to_html(line)}</div>', "text/plain": line}
-                if line
-                else {}
+                {"text/html": f'<div style="font-size:13px">{to_html(line)}</div>', "text/plain": line} if line else {}
             )
             self._handle.update(data, raw=True)
         elif self._terminal:

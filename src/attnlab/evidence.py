@@ -59,8 +59,7 @@ class Program:
         """
         want = [d for d in dims if d != 1]
         return any(
-            [d for d in found if d != 1][-len(want) :] == want and dtype in (None, name)
-            for name, found in self.arrays
+            [d for d in found if d != 1][-len(want) :] == want and dtype in (None, name) for name, found in self.arrays
         )
 
     def calls(self, part: str) -> int:
@@ -71,11 +70,7 @@ class Program:
     def fingerprint(self) -> str:
         """The text without what depends on where it was written: module name, metadata, source locations."""
         body = re.sub(r", metadata=\{[^}]*\}|, backend_config=\{[^\n]*", "", self.text)
-        lines = [
-            line
-            for line in body.splitlines()
-            if not line.startswith(("HloModule", "FileNames", "FunctionNames"))
-        ]
+        lines = [line for line in body.splitlines() if not line.startswith(("HloModule", "FileNames", "FunctionNames"))]
         return "\n".join(line for line in lines if not re.match(r"^(\d+ |FileLocations|StackFrames)", line))
 
 
@@ -102,12 +97,7 @@ def parse(text: str, temp_bytes: int | None = None) -> Program:
             current = head[2]
             entry = current if head[1] else entry
         elif current and (found := _INSTRUCTION.match(line)):
-            called = [
-                n.strip().lstrip("%")
-                for a, b in _CALLED.findall(line)
-                for n in (a or b).split(",")
-                if n.strip()
-            ]
+            called = [n.strip().lstrip("%") for a, b in _CALLED.findall(line) for n in (a or b).split(",") if n.strip()]
             target = _TARGET.search(line)
             bodies[current].append((found[3], target and target[1], found[2], called))
             if found[3] == "fusion":

@@ -115,9 +115,7 @@ class Prediction(_Shown):
         return (f"{head}off by a factor of {display.format_number(factor, 2)}.", False, factor)
 
     def _words(self, value) -> str:
-        return (
-            display.format_value(value, self.unit) if _kind(value) == "a number" else display.cell_text(value)
-        )
+        return display.format_value(value, self.unit) if _kind(value) == "a number" else display.cell_text(value)
 
     def _repr_mimebundle_(self, **_):
         if self.guess is None:
@@ -149,8 +147,7 @@ def predict(question: str, guess, unit: str = "") -> Prediction:
         raise ValueError(f"the question must be a sentence; given {question!r}")
     if guess is not None and _kind(guess) is None:
         raise ValueError(
-            f"a guess is a number, text, True or False, or None for no guess; "
-            f"given {guess!r} ({type(guess).__name__})"
+            f"a guess is a number, text, True or False, or None for no guess; given {guess!r} ({type(guess).__name__})"
         )
     if isinstance(guess, float) and not math.isfinite(guess):
         raise ValueError(f"a guess must be a finite number; given {guess!r}")
@@ -212,9 +209,7 @@ class Answer:
         head = f"{mark} {self.name}: {self.state}"
         table = hint = None
         if self.state == WRONG:
-            table = (
-                display.table_bundle(["", "yours", "right"], self.rows, aligns="left") if self.rows else None
-            )
+            table = display.table_bundle(["", "yours", "right"], self.rows, aligns="left") if self.rows else None
             hint = self.hint and f"Hint: {self.hint}"
         page = [
             f"<b>{_rich(head)}</b>",
@@ -293,14 +288,10 @@ def compare(name, yours, right, hint="", *, args=(), what="result", rtol=1e-3, a
             yours = yours(*args)
         except Exception as error:
             if "ellipsis" in str(error).lower():
-                return _untried(
-                    name, "A `...` is still in the function: replace it, and run both cells again."
-                )
+                return _untried(name, "A `...` is still in the function: replace it, and run both cells again.")
             return Answer(name, WRONG, "Your code raised an error.", _error_rows(error), hint)
         if untried(yours):
-            return _untried(
-                name, f"Your function returns {'`...`' if yours is ... else yours!r}: replace the `...`."
-            )
+            return _untried(name, f"Your function returns {'`...`' if yours is ... else yours!r}: replace the `...`.")
     if callable(right) and not isinstance(right, type):
         right = right(*args)
     if _is_sequence(yours) and any(item is ... for item in yours):
@@ -323,9 +314,7 @@ def together(name, answers) -> Answer:
     return Answer(name, RIGHT, "\n".join(answer.message for answer in answers if answer.message))
 
 
-def _untried(
-    name, message="Replace the `...` in the cell above, run it, then run this cell again."
-) -> Answer:
+def _untried(name, message="Replace the `...` in the cell above, run it, then run this cell again.") -> Answer:
     return Answer(name, UNTRIED, message)
 
 
@@ -377,9 +366,7 @@ def _differences(what, yours, right, rtol, atol, unit) -> tuple:
         yours = _dtype_name(yours)  # jnp.float32 where "float32" is asked for
     if _kind(yours) != kind:
         given = _brief(yours, unit)
-        return (
-            (what, f"{given} ({_kind(yours) or type(yours).__name__})", f"{_brief(right, unit)} ({kind})"),
-        )
+        return ((what, f"{given} ({_kind(yours) or type(yours).__name__})", f"{_brief(right, unit)} ({kind})"),)
     if kind != "a number":
         same = _folded(yours) == _folded(right)
     elif isinstance(right, numbers.Integral):
@@ -405,9 +392,7 @@ def _array_differences(what, yours, right, rtol, atol) -> tuple:
         return ((f"{what}: shape", str(given.shape), str(right.shape)),)
     exact = right.dtype == bool or np.issubdtype(right.dtype, np.integer)
     expected = right.astype(np.float64)
-    close = (
-        values == expected if exact else np.isclose(values, expected, rtol=rtol, atol=atol, equal_nan=True)
-    )
+    close = values == expected if exact else np.isclose(values, expected, rtol=rtol, atol=atol, equal_nan=True)
     if close.all():
         return ()
     rows = [

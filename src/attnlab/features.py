@@ -35,9 +35,7 @@ RULES = {
     "cudnn_attention": Rule(
         "cuDNN attention, head dim up to 128", (8, 0), "Ampere", "cuDNN support matrix", cudnn=True
     ),
-    "cudnn_head_dim_256": Rule(
-        "cuDNN attention, head dim up to 256", (9, 0), "Hopper", "JAX's own check", cudnn=True
-    ),
+    "cudnn_head_dim_256": Rule("cuDNN attention, head dim up to 256", (9, 0), "Hopper", "JAX's own check", cudnn=True),
     "fp8_matmul": Rule("FP8 matrix products", (8, 9), "Ada", "CUDA programming guide"),
     "fp8_attention": Rule("FP8 attention in cuDNN", (9, 0), "Hopper", "cuDNN support matrix", cudnn=True),
     "mxfp8_matmul": Rule("MXFP8 and NVFP4 matrix products", (10, 0), "Blackwell", "CUDA programming guide"),
@@ -52,13 +50,9 @@ def _by_capability(rule: Rule, d: _device.Device) -> Feature:
         why = f"compute capability {d.capability}, and it needs {need} ({rule.what}) or newer"
         return Feature(rule.name, False, why, f"nothing on this card: use one of capability {need} or newer")
     if rule.cudnn and not d.cudnn:
-        return Feature(
-            rule.name, False, "JAX finds no cuDNN", "install jax[cuda12] or jax[cuda13]: `make run` does"
-        )
+        return Feature(rule.name, False, "JAX finds no cuDNN", "install jax[cuda12] or jax[cuda13]: `make run` does")
     version = f", cuDNN {_device.cudnn_text(d.cudnn)}" if rule.cudnn else ""
-    return Feature(
-        rule.name, True, f"compute capability {d.capability} (needs {need}, {rule.source}){version}"
-    )
+    return Feature(rule.name, True, f"compute capability {d.capability} (needs {need}, {rule.source}){version}")
 
 
 def _gpu(d: _device.Device) -> Feature:
@@ -72,9 +66,7 @@ def _gpu(d: _device.Device) -> Feature:
             "nvidia-smi sees a GPU but JAX does not use it",
             "unset JAX_PLATFORMS; delete .venv, `make run`",
         )
-    return Feature(
-        name, False, "JAX runs on the CPU and nvidia-smi finds nothing", "the course runs; sizes are small"
-    )
+    return Feature(name, False, "JAX runs on the CPU and nvidia-smi finds nothing", "the course runs; sizes are small")
 
 
 def _ceilings(d: _device.Device) -> Feature:
@@ -88,9 +80,7 @@ def _ceilings(d: _device.Device) -> Feature:
 
 def _cupti(d: _device.Device) -> Feature:
     name = "CUPTI, the device clock"
-    todo = (
-        "times fall back to chained calls; see NVIDIA's page on ERR_NVGPUCTRPERM, or close the other profiler"
-    )
+    todo = "times fall back to chained calls; see NVIDIA's page on ERR_NVGPUCTRPERM, or close the other profiler"
     if d.kind != "gpu":
         return Feature(name, False, "no NVIDIA GPU here", "nothing: on a CPU the host clock is right")
     if not d.live:
@@ -102,11 +92,7 @@ def _cupti(d: _device.Device) -> Feature:
         _, ms = profiler.measure(lambda x: x + 1)(jnp.ones(8))
     except Exception as e:
         return Feature(name, False, f"{type(e).__name__}: {str(e).strip().splitlines()[0][:120]}", todo)
-    return (
-        Feature(name, True, "counted one kernel")
-        if ms
-        else Feature(name, False, "it reported no kernel", todo)
-    )
+    return Feature(name, True, "counted one kernel") if ms else Feature(name, False, "it reported no kernel", todo)
 
 
 def _transformer_engine(d: _device.Device) -> Feature:

@@ -15,9 +15,7 @@ def dtype_name(dtype) -> str:
     """The name of a supported dtype. Raises `TypeError` for float64, integers and all else."""
     name = jnp.dtype(dtype).name
     if name not in DTYPES:
-        raise TypeError(
-            f"attention here takes {', '.join(DTYPES)}, got {name}: cast with .astype(jnp.bfloat16), say"
-        )
+        raise TypeError(f"attention here takes {', '.join(DTYPES)}, got {name}: cast with .astype(jnp.bfloat16), say")
     return name
 
 
@@ -53,9 +51,7 @@ def qkv(B: int = 4, T: int = 128, N: int = 8, H: int = 64, *, S=None, K=None, dt
     require_memory(need, f"q, k and v at {shape}")
     keys = jax.random.split(jax.random.key(seed), 3)
     dims = [(shape.B, shape.T, shape.N, shape.H)] + [(shape.B, shape.S, shape.K, shape.H)] * 2
-    return tuple(
-        jax.random.normal(key, d, jnp.float32).astype(name) for key, d in zip(keys, dims, strict=True)
-    )
+    return tuple(jax.random.normal(key, d, jnp.float32).astype(name) for key, d in zip(keys, dims, strict=True))
 
 
 def require_memory(need: float, what: str) -> None:
@@ -77,24 +73,16 @@ def check_qkv(q, k, v) -> Shape:
     """
     for name, x, axes in (("q", q, "(B, T, N, H)"), ("k", k, "(B, S, K, H)"), ("v", v, "(B, S, K, H)")):
         if getattr(x, "ndim", None) != 4:
-            raise ValueError(
-                f"{name} must have rank 4, {axes}, got shape {getattr(x, 'shape', type(x).__name__)}"
-            )
+            raise ValueError(f"{name} must have rank 4, {axes}, got shape {getattr(x, 'shape', type(x).__name__)}")
         if 0 in x.shape:
-            raise ValueError(
-                f"{name} has an empty axis: shape {x.shape}, {axes}. Every size must be at least 1"
-            )
+            raise ValueError(f"{name} has an empty axis: shape {x.shape}, {axes}. Every size must be at least 1")
         dtype_name(x.dtype)
     if k.shape != v.shape:
         raise ValueError(f"k and v must have the same shape (B, S, K, H), got {k.shape} and {v.shape}")
     if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
-        raise ValueError(
-            f"q and k must agree in B and H, got q {q.shape} (B, T, N, H) and k {k.shape} (B, S, K, H)"
-        )
+        raise ValueError(f"q and k must agree in B and H, got q {q.shape} (B, T, N, H) and k {k.shape} (B, S, K, H)")
     if q.shape[2] % k.shape[2]:
-        raise ValueError(
-            f"K must divide N: {q.shape[2]} query heads can't share {k.shape[2]} KV heads evenly"
-        )
+        raise ValueError(f"K must divide N: {q.shape[2]} query heads can't share {k.shape[2]} KV heads evenly")
     if not q.dtype == k.dtype == v.dtype:
         raise TypeError(f"q, k and v must share one dtype, got {q.dtype}, {k.dtype}, {v.dtype}")
     return Shape.of(q, k)

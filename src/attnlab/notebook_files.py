@@ -115,9 +115,7 @@ def read(path) -> dict:
     except ValueError as e:
         raise NotebookError(f"{path}: not a notebook, the file is not JSON: {e}") from e
     cells = nb.get("cells") if isinstance(nb, dict) else None
-    known = isinstance(cells, list) and all(
-        isinstance(c, dict) and c.get("cell_type") in CELL_FIELDS for c in cells
-    )
+    known = isinstance(cells, list) and all(isinstance(c, dict) and c.get("cell_type") in CELL_FIELDS for c in cells)
     if not known:
         raise NotebookError(f"{path}: not a notebook of format 4: open it in JupyterLab and save it")
     return nb

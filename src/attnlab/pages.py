@@ -151,6 +151,4 @@ def _device_line(results: pathlib.Path) -> str:
 
 def device_line(env: dict) -> str:
     """The environment of a record in one line."""
-    return ", ".join(
-        str(value) if key == "device" else f"{key} {value}" for key, value in env.items() if value
-    )
+    return ", ".join(str(value) if key == "device" else f"{key} {value}" for key, value in env.items() if value)

@@ -212,12 +212,8 @@ def _draw_matrix(axes, array, limit=None):
     if array.size <= _SMALL:
         size = 9 if max(array.shape) <= 8 else 7
         for (i, j), value in np.ndenumerate(array):
-            red, green, blue, _ = (
-                image.cmap(image.norm(value)) if math.isfinite(value) else (0.74, 0.74, 0.74, 1.0)
-            )
-            dark = (
-                0.2126 * red**2.2 + 0.7152 * green**2.2 + 0.0722 * blue**2.2 < 0.18
-            )  # equal contrast to both
+            red, green, blue, _ = image.cmap(image.norm(value)) if math.isfinite(value) else (0.74, 0.74, 0.74, 1.0)
+            dark = 0.2126 * red**2.2 + 0.7152 * green**2.2 + 0.0722 * blue**2.2 < 0.18  # equal contrast to both
             axes.text(
                 j,
                 i,
@@ -253,9 +249,7 @@ def _points(name, points, loglog) -> list:
         try:
             x, y = (None if value is None else float(value) for value in point)
         except (TypeError, ValueError):
-            raise ValueError(
-                f"series {name!r}: {point!r} is no point; give a pair (x, y) of numbers"
-            ) from None
+            raise ValueError(f"series {name!r}: {point!r} is no point; give a pair (x, y) of numbers") from None
         y = math.nan if y is None else y
         if x is None or not math.isfinite(x) or math.isinf(y):
             raise ValueError(f"series {name!r}: the point {point!r} can't be drawn; x and y must be finite")
@@ -280,9 +274,7 @@ def _references(reference, data, loglog) -> dict:
         if isinstance(what, tuple) and len(what) == 2 and what[0] == "slope":
             anchor = next((measured[-1] for points in data.values() if (measured := _measured(points))), None)
             if anchor is None or not all(x > 0 for x in xs):
-                raise ValueError(
-                    f"reference {label!r}: a slope goes through a measured series with x above 0"
-                )
+                raise ValueError(f"reference {label!r}: a slope goes through a measured series with x above 0")
             steps = _between(xs[0], xs[-1])
             drawn[label] = [(x, anchor[1] * (x / anchor[0]) ** what[1]) for x in steps]
         elif isinstance(what, (int, float)) and not isinstance(what, bool):
@@ -291,9 +283,7 @@ def _references(reference, data, loglog) -> dict:
         elif isinstance(what, list) and what:
             drawn[label] = _points(label, what, loglog)
         else:
-            raise ValueError(
-                f'reference {label!r} is {what!r}: give a number, ("slope", power) or a list of points'
-            )
+            raise ValueError(f'reference {label!r} is {what!r}: give a number, ("slope", power) or a list of points')
     return drawn
 
 
@@ -312,9 +302,7 @@ def _words(array) -> str:
     finite = array[np.isfinite(array)]
     if not finite.size:
         return "No finite values."
-    masked = (
-        f"; {display.format_count(array.size - finite.size)} not finite" if finite.size < array.size else ""
-    )
+    masked = f"; {display.format_count(array.size - finite.size)} not finite" if finite.size < array.size else ""
     low, high = (display.format_number(float(value)) for value in (finite.min(), finite.max()))
     return f"Values from {low} to {high}{masked}."
 

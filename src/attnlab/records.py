@@ -119,9 +119,7 @@ def from_json(line: str) -> Timing | Finding:
 
     def rich(value):
         if isinstance(value, dict):
-            return (
-                float(value["float"]) if set(value) == {"float"} else {k: rich(v) for k, v in value.items()}
-            )
+            return float(value["float"]) if set(value) == {"float"} else {k: rich(v) for k, v in value.items()}
         return [rich(v) for v in value] if isinstance(value, list) else value
 
     try:
@@ -130,9 +128,7 @@ def from_json(line: str) -> Timing | Finding:
         raise ValueError(f"not a record: {line[:60]!r} is not JSON ({e})") from e
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         found = data.get("schema") if isinstance(data, dict) else None
-        raise ValueError(
-            f"a record of schema {found!r}: this attnlab reads schema {SCHEMA}. Run the course again."
-        )
+        raise ValueError(f"a record of schema {found!r}: this attnlab reads schema {SCHEMA}. Run the course again.")
     data = rich(data)
     data.pop("schema")
     kind = KINDS.get(data.pop("kind", None))

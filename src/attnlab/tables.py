@@ -1,7 +1,16 @@
 """Records as tables and bars: measured here, saved from the H200, and the bound of this device side by side."""
 
 from attnlab import device as _device
-from attnlab.display import NOTHING, cell_text, format_bytes, format_count, format_ms, format_number, show_bars, show_table
+from attnlab.display import (
+    NOTHING,
+    cell_text,
+    format_bytes,
+    format_count,
+    format_ms,
+    format_number,
+    show_bars,
+    show_table,
+)
 from attnlab.features import features
 from attnlab.records import LOG, Finding, Records, Timing, saved
 
@@ -29,53 +38,62 @@ def _refused(row) -> bool:
     return isinstance(row, Finding)
 
 
+_WHAT = ["variant", "shape", "dtype", "mask"]
+_MEASURED = ["time", "clock", "wall", "TFLOP/s", "bound", "error"]
+
+
+def _what(row) -> list:
+    return [row.label, str(row.shape), row.dtype, row.mask]
+
+
+def _measured(row) -> list:
+    if row is None or _refused(row):
+        return ["not run here" if row is None else "refused", None, None, None, None, None]
+    error = format_number(row.error, 2) if row.error is not None else None
+    times = [format_ms(row.ms), row.clock, format_ms(row.wall_ms)]
+    return [*times, format_number(row.tflops), format_ms(row.bound_ms), error]
+
+
 def show_timings(rows, title: str) -> None:
     """Timings and refusals of one comparison as a table.
 
-    Columns: what ran; the device time with its clock, and the host's wall time of one blocked call; what
-    it achieved, the bound of this device, and the error against float64. Elsewhere than on the H200 its
-    saved rows stand beside. A refused row says why below the table.
+    Columns: what ran; the time with its clock, and the host's wall time of one blocked call; what it
+    achieved, the bound of this device, and the error against float64. Elsewhere than on the H200 its saved
+    rows stand beside. A refused row says why below the table.
     """
-    here = _device.current()
     pairs = _merged(rows)
-    with_saved = any(b for _, b in pairs)
-    headers = [
-        "variant",
-        "shape",
-        "dtype",
-        "mask",
-        "time here",
-        "clock",
-        "wall here",
-        "TFLOP/s",
-        "bound here",
-        "error",
-    ]
+    with_saved = any(theirs for _, theirs in pairs)
+    headers = [*_WHAT, "time here", "clock", "wall here", "TFLOP/s", "bound here", "error"]
+    headers += [f"time, {SAVED}", f"wall, {SAVED}"] if with_saved else []
     body = []
     for mine, theirs in pairs:
-        row = mine or theirs
-        cells = [row.label, str(row.shape), row.dtype, row.mask]
-        if mine is None:
-            cells += ["not run here", None, None, None, None, None]
-        elif _refused(mine):
-            cells += ["refused", None, None, None, None, None]
-        else:
-            error = format_number(mine.error, 2) if mine.error is not None else None
-            cells += [format_ms(mine.ms), mine.clock, format_ms(mine.wall_ms), format_number(mine.tflops),
-                      format_ms(mine.bound_ms), error]  # fmt: skip
-        if with_saved:
-            cells += ["refused" if _refused(theirs) else format_ms(theirs.ms) if theirs else None,
-                      format_ms(theirs.wall_ms) if isinstance(theirs, Timing) else None]  # fmt: skip
-        body.append(cells)
-    headers += [f"time, {SAVED}", f"wall, {SAVED}"] if with_saved else []
-    show_table(
-        headers, body, title=f"{title} ({here.name})", aligns=["left"] * 4 + ["right"] * (len(headers) - 4)
-    )
-    notes = {f"{r.label}: {r.value}" for r in rows if _refused(r)} | {
-        r.note for r in rows if getattr(r, "note", "")
-    }
+        beside = _measured(theirs) if theirs else [None] * len(_MEASURED)
+        body.append(_what(mine or theirs) + _measured(mine) + ([beside[0], beside[2]] if with_saved else []))
+    aligns = ["left"] * len(_WHAT) + ["right"] * (len(headers) - len(_WHAT))
+    show_table(headers, body, title=f"{title} ({_device.current().name})", aligns=aligns)
+    notes = {f"{r.label}: {r.value}" for r in rows if _refused(r)} | {r.note for r in rows if getattr(r, "note", "")}
     for note in sorted(notes):
         print(note)
+
+
+def show_saved(number: str, device: str = "nvidia-h200") -> None:
+    """The saved comparisons of the notebook whose name begins with `number` ("03"; "" for all), one table each.
+
+    Raises:
+      LookupError: nothing is saved for it.
+    """
+    rows = [r for r in saved(device) if r.notebook.startswith(number) and isinstance(r, Timing)]
+    if not rows:
+        raise LookupError(f"no saved timings of a notebook {number!r} on {device}")
+    for notebook, table in dict.fromkeys((r.notebook, r.table) for r in rows):
+        these = [r for r in rows if (r.notebook, r.table) == (notebook, table)]
+        env = these[0].env
+        show_table(
+            [*_WHAT, *_MEASURED],
+            [_what(r) + _measured(r) for r in these],
+            title=f"{notebook}, {table} ({env['device']}, JAX {env['jax']}, cuDNN {env['cudnn']})",
+            aligns=["left"] * len(_WHAT) + ["right"] * len(_MEASURED),
+        )
 
 
 def show_times(rows, title: str, wall: bool = False) -> None:
@@ -117,7 +135,8 @@ def show_findings(name: str, title: str, form=cell_text) -> None:
     body = []
     for key in keys:
         label, shape, dtype, _ = key
-        cells = [label, str(shape or NOTHING), dtype or NOTHING, form(mine[key].value) if key in mine else "not run here"]
+        value = form(mine[key].value) if key in mine else "not run here"
+        cells = [label, str(shape or NOTHING), dtype or NOTHING, value]
         body.append(cells + ([form(theirs[key].value) if key in theirs else None] if theirs else []))
     headers = ["what", "shape", "dtype", "here"] + ([SAVED] if theirs else [])
     keep = [i for i in range(len(headers)) if i not in (1, 2) or any(row[i] != NOTHING for row in body)]

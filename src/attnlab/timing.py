@@ -157,9 +157,7 @@ def _chain(fn, args, single: evidence.Program, seconds: float) -> list[float]:
     pairs = max(3, min(30, int(seconds * 1e3 / max(first, 1e-3))))
     slopes = [(_wall_once(long, args) - _wall_once(short, args)) / CHAIN for _ in range(pairs)]
     if statistics.median(slopes) <= 0:
-        raise MergedCalls(
-            "the longer chain took no longer than the shorter: a call is too short for this clock"
-        )
+        raise MergedCalls("the longer chain took no longer than the shorter: a call is too short for this clock")
     return slopes
 
 
@@ -212,9 +210,7 @@ def benchmark(
         out = jax.block_until_ready(compiled(*args))
     except jax.errors.JaxRuntimeError as e:
         if "RESOURCE_EXHAUSTED" in str(e):
-            raise MemoryError(
-                f"{label} at {work.shape or 'this size'} ran out of memory on {device.name}"
-            ) from e
+            raise MemoryError(f"{label} at {work.shape or 'this size'} ran out of memory on {device.name}") from e
         raise
     error = check(out) if check else None
     del out
@@ -227,8 +223,7 @@ def benchmark(
             samples, clock = [sum(ms for _, ms in run) for run in runs], "cupti"
             # The median of each kernel over the runs; profiler.measure has checked that their names agree.
             kernels = tuple(
-                (column[0][0], statistics.median(ms for _, ms in column))
-                for column in zip(*runs, strict=True)
+                (column[0][0], statistics.median(ms for _, ms in column)) for column in zip(*runs, strict=True)
             )
         except Exception as refused:
             note = f"no CUPTI ({_first_line(refused)})"
