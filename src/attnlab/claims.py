@@ -118,7 +118,7 @@ def _(r):
     "A clock that does not wait for the device shows a time that the device can't reach.",
 )  # fmt: skip
 def _(r):
-    return r.finding("unblocked time refused"), f"{_times(r.finding('bound over unblocked time'))} under the bound"
+    return r.finding("unblocked time refused"), f"the bound is {_times(r.finding('bound over unblocked time'))} that time"
 
 
 @_claim(

@@ -138,7 +138,12 @@ def run(
             with contextlib.suppress(KeyboardInterrupt):
                 outcome = execute(nb.path, copy, mine, on_cell=progress.cell, interrupted=interrupted)
                 if copy.exists() and not interrupted.is_set():
-                    write_page(copy, page, nb.title)
+                    try:
+                        write_page(copy, page, nb.title)
+                    except Exception as e:  # the executed copy is there: a page is not worth the rest of the course
+                        words = " ".join(str(e).split())[:200]
+                        problem = outcome.problem or f"no page could be made of it: {type(e).__name__}: {words}"
+                        outcome = dataclasses.replace(outcome, status="failed", problem=problem)
             if interrupted.is_set():
                 outcome = dataclasses.replace(outcome, status="stopped")
             outcomes.append(outcome)

@@ -4,6 +4,7 @@ The answers come from the compute capability and from the libraries themselves, 
 """
 
 import dataclasses
+import warnings
 
 from attnlab import device as _device
 
@@ -98,7 +99,9 @@ def _cupti(d: _device.Device) -> Feature:
 def _transformer_engine(d: _device.Device) -> Feature:
     name = "TransformerEngine for JAX"
     try:
-        import transformer_engine.jax as te
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it warns that its PyTorch half is missing, which nobody needs here
+            import transformer_engine.jax as te
     except ModuleNotFoundError as e:
         if e.name and e.name.split(".")[0] == "transformer_engine":
             return Feature(
