@@ -8,8 +8,11 @@ from attnlab import inputs
 from attnlab.records import Shape
 
 
-@pytest.mark.parametrize("dtype", inputs.DTYPES)
-@pytest.mark.parametrize("sizes", [{}, dict(S=9), dict(K=2), dict(S=3, K=1)], ids=str)
+@pytest.mark.parametrize(
+    "sizes, dtype",
+    [({}, "float32"), (dict(S=9), "bfloat16"), (dict(K=2), "float16"), (dict(S=3, K=1), "float32")],
+    ids=str,
+)
 def test_the_arrays_have_the_sizes_and_dtype_asked_for(sizes, dtype):
     q, k, v = inputs.qkv(2, 5, 4, 8, dtype=dtype, **sizes)
     S, K = sizes.get("S", 5), sizes.get("K", 4)
