@@ -50,7 +50,6 @@ def pytest_runtest_makereport(item, call):
     if to and call.when == "call" and _is_cell(item):
         line = {
             "cell": item.cell_num,  # code cells from 0, as nbval counts
-            "compared": bool(item.options["check"]) and item.cell.execution_count is not None,
             "failed": report.failed,
             "message": report.longreprtext if report.failed else "",
             "outputs": item.test_outputs or [],

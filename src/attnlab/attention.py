@@ -45,7 +45,7 @@ def variant(name: str):
     """The attention function called `name`. Raises `ValueError` with the nearest right name."""
     if name in VARIANTS:
         return VARIANTS[name]
-    near = difflib.get_close_matches(str(name), VARIANTS, 1)
+    near = difflib.get_close_matches(str(name).casefold(), VARIANTS, 1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     raise ValueError(f"unknown variant {name!r}: {hint}Known are {', '.join(VARIANTS)}")
 

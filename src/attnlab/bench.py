@@ -79,7 +79,7 @@ def ncu_times(shape: tuple[int, int, int, int]) -> list[float]:
 
 
 def against_ncu(shape) -> tuple[list, float]:
-    """One row (shape, clock, CUPTI median, samples, Nsight Compute's median, samples, difference), and the difference."""
+    """One row (shape, clock, median, samples, Nsight Compute's median, samples, difference), and the difference."""
     q, k, v = qkv(*shape, dtype="bfloat16")
     mine = benchmark(VARIANTS["cudnn"], q, k, v, label="cudnn", table="bench ncu", seconds=2.0)
     theirs = ncu_times(shape)

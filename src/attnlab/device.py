@@ -149,7 +149,7 @@ def current() -> Device:
         first = jax.devices()[0]
     except Exception as e:
         asked = os.environ.get("JAX_PLATFORMS", "")
-        last = str(e).strip().splitlines()[-1][:200] if str(e).strip() else type(e).__name__
+        last = str(e).strip().splitlines()[-1][:200] if str(e).strip() else "this JAX has no such backend"
         raise DeviceNotFound(
             f"JAX found no device for JAX_PLATFORMS={asked!r} ({last}). "
             "Unset JAX_PLATFORMS to take what is there, set JAX_PLATFORMS=cpu, or run `make doctor`."

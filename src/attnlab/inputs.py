@@ -13,7 +13,10 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 def dtype_name(dtype) -> str:
     """The name of a supported dtype. Raises `TypeError` for float64, integers and all else."""
-    name = jnp.dtype(dtype).name
+    try:
+        name = jnp.dtype(dtype).name
+    except TypeError:
+        name = repr(dtype)
     if name not in DTYPES:
         raise TypeError(f"attention here takes {', '.join(DTYPES)}, got {name}: cast with .astype(jnp.bfloat16), say")
     return name

@@ -151,6 +151,14 @@ class Records(list):
         """Those whose fields equal `fields`; the latest last."""
         return Records(r for r in self if all(getattr(r, k, None) == v for k, v in fields.items()))
 
+    def latest(self, **fields) -> "Records":
+        """As `find`, but of records of the same thing only the last: a cell that was run twice counts once."""
+
+        def thing(r):
+            return type(r), getattr(r, "name", ""), r.label, r.shape, r.dtype, r.mask, r.table
+
+        return Records({thing(r): r for r in self.find(**fields)}.values())
+
     def timing(self, label: str, **fields) -> Timing:
         """The latest `Timing` of that label. Raises `MissingRecord`."""
         return self._last(Timing, label=label, **fields)

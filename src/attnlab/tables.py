@@ -105,7 +105,8 @@ def show_times(rows, title: str, wall: bool = False) -> None:
       wall: the host's time of one blocked call instead of the row's own clock.
     """
     here = _device.current()
-    theirs = [row for _, row in _merged(rows) if isinstance(row, Timing)]
+    labels = {r.label for r in rows}
+    theirs = [row for _, row in _merged(rows) if isinstance(row, Timing) and row.label in labels]
     for device, timed in ((here.name, [r for r in rows if isinstance(r, Timing)]), (SAVED, theirs)):
         if timed:
             bars = [(f"{r.label}, {r.dtype}", (r.wall_ms if wall else r.ms) * 1e3) for r in timed]

@@ -1,0 +1,35 @@
+"""What README says is what the repository prints and holds."""
+
+import pathlib
+import re
+
+from attnlab import records, tables
+from attnlab.notebook_files import course_notebooks
+
+ROOT = pathlib.Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_table_is_what_the_command_prints(capsys):
+    tables.show_saved("03")
+    printed = capsys.readouterr().out
+    block = re.search(r"<!-- saved: 03_cudnn, first timing -->\n```\n(.+?)```", README, re.DOTALL)[1]
+    assert block.startswith("03_cudnn, first timing (NVIDIA H200")
+    assert len(block.splitlines()) == 6
+    assert block in printed
+
+
+def test_the_course_map_is_the_notebooks():
+    rows = re.findall(r"^\| \[(\w+)\]\(notebooks/(\w+)\.ipynb\) \| (\d+) \|", README, re.MULTILINE)
+    assert rows == [(nb.name, nb.name, str(nb.minutes)) for nb in course_notebooks(ROOT / "notebooks")]
+
+
+def test_the_two_commands_stand_at_the_top():
+    first = README.split("```")[1].split()
+    assert first[:2] == ["make", "run"]
+    assert first[first.index("test") - 1] == "make"
+
+
+def test_what_it_says_of_the_recorded_run_is_true():
+    envs = {(r.env["device"], r.env["kind"]) for r in records.saved()}
+    assert envs == {("NVIDIA H200", "gpu")}
