@@ -43,7 +43,7 @@ test: export JAX_PLATFORMS ?= cpu
 test: ## run the tests, on the CPU (JAX_PLATFORMS=cuda make test: on the GPU); JUnit in build/test/
 	$(env)
 	@mkdir -p build/test
-	@$(PY) -m pytest -n $(WORKERS) --dist worksteal --junitxml build/test/junit.xml $(ARGS)
+	@$(PY) -m pytest -n $(WORKERS) --dist loadgroup --junitxml build/test/junit.xml $(ARGS)
 
 lint: ## check code and notebooks; changes nothing
 	$(env)

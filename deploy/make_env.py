@@ -5,25 +5,22 @@ The Makefile starts it before every target that needs Python; when `.venv` is up
 (`make run PYTHON=python3`) and installs nothing. Every refusal is one line: what is wrong, what was found,
 what to do.
 
-Standard library only, in the syntax of Python 3.7: an old Python must be able to read this file to be told
+Standard library only, in the syntax of Python 3.8: an old Python must be able to read this file to be told
 that it is too old. Modules that only Python 3.11 has are imported where they are used.
 """
 
 import argparse
-import contextlib
 import hashlib
-import importlib.util
 import json
 import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
-import sysconfig
 import time
 from collections import namedtuple
+from importlib import metadata
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 VENV = os.path.join(ROOT, ".venv")
@@ -32,10 +29,10 @@ STAMP = os.path.join(VENV, "attnlab.json")
 LOG = os.path.join(ROOT, "build", "make_env.log")
 SETS = ("cpu", "cuda12", "cuda13")
 OLDEST = (3, 11)
-OTHERS = ("python3.14", "python3.13", "python3.12", "python3.11")  # tried when python3 won't do
+PYTHONS = ("python3", "python3.14", "python3.13", "python3.12", "python3.11")  # tried in this order
 SMI_SECONDS = 30  # a GPU that wakes up takes a few; a wedged driver never answers
 
-Base = namedtuple("Base", "command version text ensurepip path")
+Base = namedtuple("Base", "command version ensurepip path")
 Choice = namedtuple("Choice", "name why mend")
 
 
@@ -49,23 +46,23 @@ def say(text):
 
 def output_of(command, seconds):
     """Run a command; return (exit status, output and errors as text), also when it never starts or ends."""
+    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=seconds,
-        )
+        done = subprocess.run(command, timeout=seconds, encoding="utf-8", errors="replace", **streams)
     except subprocess.TimeoutExpired:
         return 124, f"no answer in {seconds} s"
     except OSError as error:
         return 127, str(error)
-    return done.returncode, done.stdout.decode("utf-8", "replace")
+    return done.returncode, done.stdout
 
 
 def last_line(text):
     return (text.strip().splitlines() or ["no words"])[-1].strip()
+
+
+def release(text):
+    """The numbers that a version starts with: 0.11.2.dev7+nv gives (0, 11, 2)."""
+    return tuple(int(n) for n in re.match(r"[\d.]*\d", text).group().split("."))
 
 
 # ---- which Python makes .venv
@@ -79,59 +76,41 @@ PROBE = (
 def probe(command):
     """Run an interpreter to learn what it is: a version manager's shim can be on PATH and still not run."""
     status, text = output_of([command, "-c", PROBE], 30)
-    found = re.search(r"^attnlab (\d+)\.(\d+)\.(\d+) (True|False) (.+)$", text, re.MULTILINE)
-    if status or not found:
-        return None
-    numbers = found.groups()[:3]
-    version = tuple(int(n) for n in numbers)
-    return Base(command, version, ".".join(numbers), found.group(4) == "True", found.group(5).strip())
+    found = re.search(r"^attnlab ([\d.]+) (True|False) (.+)$", text, re.MULTILINE)
+    return Base(command, found[1], found[2] == "True", found[3]) if found and not status else None
 
 
 def unfit(base):
     """Why this interpreter can't make .venv, and what to do; "" when it can."""
-    if base.version < OLDEST:
+    another = "or name another Python: make run BASE_PYTHON=/path/to/python3.12"
+    if release(base.version) < OLDEST:
         return (
-            f"Python {base.text} ({base.command}) is too old: the course needs 3.11 or newer. Install it "
-            "with `sudo apt install python3.11-venv` (or a newer one that your release has), or name "
-            "another: make run BASE_PYTHON=/path/to/python3.12"
+            f"Python {base.version} ({base.command}) is too old: the course needs 3.11 or newer. Install it with "
+            f"`sudo apt install python3.11-venv` (or a newer one that your release has), {another}"
         )
     if not base.ensurepip:
+        # Debian's and Ubuntu's package for this very version: python3-venv only fits the release's own.
+        package = "python{}.{}-venv".format(*release(base.version))
         return (
-            f"Python {base.text} ({base.command}) can't make .venv: its venv or ensurepip module is missing. "
-            f"Install it with `sudo apt install {venv_package(base)}`, or name another Python: "
-            "make run BASE_PYTHON=/path/to/python3.12"
+            f"Python {base.version} ({base.command}) can't make .venv: its venv or ensurepip module is missing. "
+            f"Install it with `sudo apt install {package}`, {another}"
         )
     return ""
 
 
-def venv_package(base):
-    """Debian's and Ubuntu's package for this very version: python3-venv only fits the release's own."""
-    return f"python{base.version[0]}.{base.version[1]}-venv"
-
-
 def find_base(named):
     """The interpreter to make .venv with: the one named, else python3, else the newest other that will do."""
-    if named and named != "python3":
-        base = probe(named)
-        if not base:
-            raise Problem(
-                f"BASE_PYTHON={named} does not run as a Python. Name a Python of 3.11 or newer that does, "
-                "for example BASE_PYTHON=python3.12"
-            )
-        if unfit(base):
-            raise Problem(unfit(base))
-        return base
-    rejected = []
-    for command in ("python3", *OTHERS):
-        base = probe(command)
-        if base and not unfit(base):
-            return base
-        if base:
-            rejected.append(base)
-    if not rejected:
-        raise Problem("no Python runs here. Install one: sudo apt install python3-venv; then make run again")
-    # Of those found, speak of the one with least to mend: a missing package is less than a missing Python.
-    raise Problem(unfit(max(rejected, key=lambda base: base.version >= OLDEST)))
+    found = [base for base in map(probe, PYTHONS if named in ("", "python3") else [named]) if base]
+    if not found:
+        raise Problem(
+            f"BASE_PYTHON={named or 'python3'} does not run as a Python. Install one (sudo apt install "
+            "python3-venv), or name one of 3.11 or newer that does, for example BASE_PYTHON=python3.12"
+        )
+    # The first that will do; else the one with least to mend: a missing package is less than a missing Python.
+    base = max(found, key=lambda base: (not unfit(base), release(base.version) >= OLDEST))
+    if unfit(base):
+        raise Problem(unfit(base))
+    return base
 
 
 # ---- which set fits the machine
@@ -148,34 +127,26 @@ def choose_set():
         return Choice("cpu", "no NVIDIA driver here (no nvidia-smi): the cpu set", False)
     status, text = output_of([smi], SMI_SECONDS)
     # Drivers from 610 on say "CUDA UMD Version", older ones "CUDA Version".
-    found = re.search(r"CUDA (?:UMD )?Version\s*:\s*(\d+)\.(\d+)", text)
+    found = re.search(r"CUDA (?:UMD )?Version\s*:\s*(\d+)(\.\d+)", text)
+    on_cpu = "the cpu set, and the course runs on the CPU. To use the GPU,"
     if status or not found:
-        said = (text.strip().splitlines() or ["no output"])[0].strip()
         why = (
-            f"nvidia-smi is here but gives no CUDA version (exit status {status}: {said}): the cpu set, and "
-            "the course runs on the CPU. To use the GPU, mend the driver (a container: start it with GPUs) "
-            "and make run again, or name the set: make run SET=cuda12"
+            f"nvidia-smi is here but gives no CUDA version (exit status {status}: {text.strip().split(chr(10))[0]}): "
+            f"{on_cpu} mend the driver (a container: start it with GPUs) and make run again, or name the set: "
+            "make run SET=cuda12"
         )
         return Choice("cpu", why, True)
-    major, minor = int(found.group(1)), int(found.group(2))
-    offers = f"the NVIDIA driver offers CUDA {major}.{minor}"
+    major, offers = int(found[1]), f"the NVIDIA driver offers CUDA {found[1]}{found[2]}"
     if major < 12:
-        why = (
-            f"{offers}, and JAX needs 12 or newer: the cpu set, and the course runs on the CPU. To use the "
-            "GPU, update the driver to 525 or newer and make run again"
-        )
+        why = f"{offers}, and JAX needs 12 or newer: {on_cpu} update the driver to 525 or newer and make run again"
         return Choice("cpu", why, True)
     if major == 12:
         return Choice("cuda12", f"{offers}: the cuda12 set", False)
     # CUDA 13 left out every GPU older than Turing (compute capability 7.5); CUDA 12 still has them.
-    status, text = output_of([smi, "--query-gpu=compute_cap", "--format=csv,noheader"], SMI_SECONDS)
-    found = re.findall(r"^\s*(\d+)\.(\d+)\s*$", text, re.MULTILINE) if status == 0 else []
-    oldest = min(((int(a), int(b)) for a, b in found), default=(7, 5))
-    if oldest < (7, 5):
-        why = (
-            f"{offers}, but a GPU here has compute capability {oldest[0]}.{oldest[1]} and CUDA 13 starts "
-            "at 7.5: the cuda12 set"
-        )
+    _, text = output_of([smi, "--query-gpu=compute_cap", "--format=csv,noheader"], SMI_SECONDS)
+    oldest = min(re.findall(r"^\d+\.\d+$", text, re.MULTILINE), key=release, default="7.5")
+    if release(oldest) < (7, 5):
+        why = f"{offers}, but a GPU here has compute capability {oldest} and CUDA 13 starts at 7.5: the cuda12 set"
         return Choice("cuda12", why, False)
     return Choice("cuda13", f"{offers}: the cuda13 set", False)
 
@@ -196,124 +167,67 @@ def read_stamp():
     """What the last run finished; {} when it did not finish, None when there is no .venv of ours."""
     try:
         with open(STAMP, encoding="utf-8") as file:
-            stamp = json.load(file)
+            return json.load(file)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError):
+    except ValueError:  # cut off while it was written
         return {}
-    return stamp if isinstance(stamp, dict) else {}
 
 
 def write_stamp(stamp):
-    with open(STAMP + ".new", "w", encoding="utf-8") as file:
+    with open(STAMP, "w", encoding="utf-8") as file:
         json.dump(stamp, file, indent=1, sort_keys=True)
-    os.replace(STAMP + ".new", STAMP)
-
-
-@contextlib.contextmanager
-def one_at_a_time():
-    """Let a second make wait: two of them in one .venv would leave neither whole."""
-    import fcntl
-
-    with open(os.path.abspath(__file__), "rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say("another make prepares .venv: waiting for it")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        except OSError:
-            pass  # a file system without locks
-        yield
 
 
 # ---- making it
 
 UNREACHED = re.compile(
-    r"Temporary failure in name resolution|Failed to resolve|Name or service not known"
-    r"|Connection refused|Connection reset|Network is unreachable|No route to host|[Rr]ead timed out"
-    r"|[Cc]onnect(?:ion)? timed? ?out|CERTIFICATE_VERIFY_FAILED"
-    r"|Cannot connect to proxy|Tunnel connection failed"
+    "name resolution|Failed to resolve|Name or service not known|Connection refused|Connection reset"
+    "|unreachable|No route to host|timed out|CERTIFICATE_VERIFY_FAILED|Cannot connect to proxy"
 )
 
 
 def explain(text, doing):
     """pip's failure in one line."""
-    log = os.path.relpath(LOG, ROOT)
-    reason = UNREACHED.search(text)
     if "No space left on device" in text:
         return f"the disk is full while {doing}. Free some (a CUDA set takes several GB) and make run again"
+    words = f"(all of pip's words: {os.path.relpath(LOG, ROOT)})"
+    reason = UNREACHED.search(text)
     if reason:
-        wanted = re.search(r"No matching distribution found for (\S+)", text)
-        package = f" for {wanted.group(1)}" if wanted else ""
         return (
-            f"no network for pip while {doing}: {reason.group(0)}{package} (all of pip's words: {log}). "
-            "Check the network or the proxy and make run again. `make run PYTHON=python3` needs no network: "
-            "it uses the modules that python3 has"
+            f"no network for pip while {doing}: {reason.group()} {words}. Check the network or the proxy and make "
+            "run again. `make run PYTHON=python3` needs no network: it uses the modules that python3 has"
         )
-    if "from versions: none" in text:
-        return (
-            f"pip failed while {doing}: its index offers nothing for this Python and machine, so it was not "
-            f"reached or has no such wheel (all of pip's words: {log}). `make run PYTHON=python3` needs none"
-        )
-    errors = [line[len("ERROR: ") :] for line in text.splitlines() if line.startswith("ERROR: ")]
-    said = last_line("\n".join(errors) or text).rstrip(".")
-    return f"pip failed while {doing}: {said} (all of pip's words: {log})"
+    errors = [line for line in text.splitlines() if line.startswith("ERROR: ")]
+    return f"pip failed while {doing}: {last_line(errors[-1] if errors else text)} {words}"
 
 
 def run_pip(arguments, doing):
-    """Run pip in .venv; show one moving line in a terminal, a count every 20 s elsewhere; keep all in LOG."""
+    """Run pip in .venv; show its words as one moving line in a terminal, and keep them all in LOG."""
     # -I: neither PYTHONPATH nor the user's own site-packages may answer for what .venv lacks.
-    command = [
-        VENV_PYTHON,
-        "-I",
-        "-m",
-        "pip",
-        "--disable-pip-version-check",
-        "--no-input",
-        "install",
-    ] + arguments
-    started = spoken = time.monotonic()
-    lines, packages = [], 0
-    live = sys.stdout.isatty()
+    command = [VENV_PYTHON, "-I", "-m", "pip", "--disable-pip-version-check", "--no-input", "install", *arguments]
+    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    live, lines = sys.stdout.isatty(), []
     say(f"{doing} ...")
     os.makedirs(os.path.dirname(LOG), exist_ok=True)
-    with open(LOG, "a", encoding="utf-8") as log:
+    with open(LOG, "a", encoding="utf-8") as log, subprocess.Popen(
+        command, cwd=ROOT, encoding="utf-8", errors="replace", **streams
+    ) as pip:
         log.write(f"\n$ {' '.join(command)}\n")
-        pip = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, cwd=ROOT
-        )
-        try:
-            for raw in pip.stdout:
-                line = raw.decode("utf-8", "replace").rstrip()
-                lines.append(line)
-                log.write(line + "\n")
-                packages += line.startswith("Collecting ")
-                if live:
-                    print(
-                        "\r\x1b[K  " + line.strip()[: shutil.get_terminal_size().columns - 4],
-                        end="",
-                        flush=True,
-                    )
-                elif time.monotonic() - spoken > 20:
-                    spoken = time.monotonic()
-                    say(f"  {packages} packages so far")
-            status = pip.wait()
-        finally:
+        for line in pip.stdout:
+            lines.append(line)
+            log.write(line)
             if live:
-                print("\r\x1b[K", end="", flush=True)
-            if pip.poll() is None:  # interrupted: pip must not write on behind our back
-                pip.terminate()
-                pip.wait()
-    if status:
-        raise Problem(explain("\n".join(lines), doing))
-    return time.monotonic() - started
+                print("\r\x1b[K  " + line.strip()[: shutil.get_terminal_size().columns - 4], end="", flush=True)
+    if live:
+        print("\r\x1b[K", end="", flush=True)
+    if pip.returncode:
+        raise Problem(explain("".join(lines), doing))
 
 
 def make_empty(base):
     """A new .venv with pip in it, stamped as begun; never in place of one that somebody else made."""
-    begun = read_stamp() is not None
-    foreign = os.path.islink(VENV) or (os.path.isdir(VENV) and os.listdir(VENV) and not begun)
-    if foreign or (os.path.lexists(VENV) and not os.path.isdir(VENV)):
+    if os.path.lexists(VENV) and read_stamp() is None:
         raise Problem(
             ".venv is here but was not made by make. Move or remove it and make run again, or use it as it "
             "is: make run PYTHON=.venv/bin/python"
@@ -321,18 +235,16 @@ def make_empty(base):
     os.makedirs(VENV, exist_ok=True)
     # Stamped first and the stamp kept: a removal that is interrupted leaves something known as ours.
     write_stamp({})
-    for name in os.listdir(VENV):
-        path = os.path.join(VENV, name)
-        if os.path.isdir(path) and not os.path.islink(path):
-            shutil.rmtree(path)
-        elif path != STAMP:
-            os.remove(path)
-    say(f"making .venv with Python {base.text}")
+    for entry in list(os.scandir(VENV)):
+        if entry.is_dir(follow_symlinks=False):
+            shutil.rmtree(entry.path)
+        elif entry.path != STAMP:
+            os.remove(entry.path)
+    say(f"making .venv with Python {base.version}")
     status, text = output_of([base.path, "-I", "-m", "venv", VENV], 600)
     if status:
         raise Problem(
-            f"Python {base.text} ({base.path}) could not make .venv: {last_line(text)} Install its venv "
-            f"package, `sudo apt install {venv_package(base)}`, or name another Python: "
+            f"Python {base.version} ({base.path}) could not make .venv: {last_line(text)} Name another Python: "
             "make run BASE_PYTHON=/path/to/python3.12"
         )
 
@@ -341,92 +253,79 @@ def check_te(name):
     """Stop early where TransformerEngine can't be built: its JAX part comes as source only."""
     if name == "cpu":
         raise Problem("EXTRAS=te needs an NVIDIA GPU and its set of packages; the set here is cpu")
-    cuda = name[len("cuda") :]
-    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
-    needs = "EXTRAS=te builds TransformerEngine's JAX part from source and found no"
-    container = "or use NVIDIA's JAX container, which has TransformerEngine: make run PYTHON=python3"
-    if not (shutil.which("nvcc") or os.access(os.path.join(home, "bin", "nvcc"), os.X_OK)):
-        raise Problem(
-            f"{needs} nvcc (looked on PATH and in {home}/bin). Install the CUDA {cuda} toolkit and set "
-            f"CUDA_HOME, {container}"
-        )
-    given = [os.environ[key] for key in ("CUDNN_PATH", "CUDNN_HOME") if os.environ.get(key)]
-    folders = [os.path.join(folder, "include") for folder in (*given, home)] + ["/usr/include"]
+    home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
+    folders = [os.path.join(top, "include") for top in (os.environ.get("CUDNN_PATH", home), home, "/usr")]
+    lacks = []
+    if not (shutil.which("nvcc") or os.path.exists(os.path.join(home, "bin", "nvcc"))):
+        lacks.append(f"no nvcc (looked on PATH and in {home}/bin)")
     if not any(os.path.exists(os.path.join(folder, "cudnn.h")) for folder in folders):
+        lacks.append(f"no cudnn.h (looked in {', '.join(folders)})")
+    if lacks:
+        cuda = name[len("cuda") :]
         raise Problem(
-            f"{needs} cudnn.h (looked in {', '.join(folders)}). Install the cuDNN headers "
-            f"(libcudnn9-dev-cuda-{cuda}) or set CUDNN_PATH, {container}"
+            f"EXTRAS=te builds TransformerEngine's JAX part from source and found {' and '.join(lacks)}. Install "
+            f"the CUDA {cuda} toolkit and the cuDNN headers (libcudnn9-dev-cuda-{cuda}) and set CUDA_HOME and "
+            "CUDNN_PATH, or use NVIDIA's JAX container, which has TransformerEngine: make run PYTHON=python3"
         )
 
 
 def add_te(name):
     """Build TransformerEngine against the JAX in .venv, and change nothing that the lock put there."""
-    frozen = os.path.join(VENV, "attnlab-installed.txt")
-    status, text = output_of([VENV_PYTHON, "-I", "-m", "pip", "freeze", "--exclude-editable"], 120)
-    if status:
-        raise Problem(f"pip could not list what .venv holds: {last_line(text)}")
-    with open(frozen, "w", encoding="utf-8") as file:
-        file.writelines(line + "\n" for line in text.splitlines() if re.match(r"[\w.-]+==", line))
-    cuda = name[len("cuda") :]
-    run_pip(["-c", frozen, "pybind11[global]", "nvidia-cudnn-frontend"], "adding what builds TransformerEngine")
-    run_pip(
-        ["-c", frozen, "--no-build-isolation", f"transformer-engine[jax,core_cu{cuda}]"],
-        "building TransformerEngine (takes many minutes)",
-    )
+    with open(lock_of(name), encoding="utf-8") as file:
+        pins = [line.rstrip(" \\\n") + "\n" for line in file if re.match(r"[\w.-]+==", line)]
+    held = os.path.join(VENV, "attnlab-held.txt")
+    with open(held, "w", encoding="utf-8") as file:
+        file.writelines(pins)
+    engine = f"transformer-engine[jax,core_cu{name[len('cuda') :]}]"
+    run_pip(["-c", held, "pybind11[global]", "nvidia-cudnn-frontend"], "adding what builds TransformerEngine")
+    run_pip(["-c", held, "--no-build-isolation", engine], "building TransformerEngine (takes many minutes)")
 
 
 def prepare(base_named="", set_named="", extras=""):
     """Make .venv, or bring it up to date, or find it so and return at once."""
-    wanted = [word for word in re.split(r"[,\s]+", extras) if word]
-    if set_named and set_named not in SETS:
+    if set_named not in ("", *SETS):
         raise Problem(f"SET={set_named} is unknown: the sets are {', '.join(SETS)}")
-    if set(wanted) - {"te"}:
+    if extras not in ("", "te"):
         raise Problem(f"EXTRAS={extras} is unknown: te (TransformerEngine) is the one there is")
     done = read_stamp() or {}
     # What was named once holds until another is named: `make test` after `make run SET=cpu` changes nothing.
-    set_named = set_named or (done["set"] if done.get("set_named") else "")
+    set_named = set_named or done.get("named", "")
     choice = Choice(set_named, f"the {set_named} set, as named", False) if set_named else choose_set()
     if choice.mend:
         say(choice.why)
     name = choice.name
-    if not set_named and name == "cpu":
-        name = done.get("set", "cpu")  # a login node without a GPU does not take the GPU node's set away
+    if name == "cpu" and not set_named:
+        name = done.get("set", name)  # a login node without a GPU does not take the GPU node's set away
     base = find_base(base_named) if base_named not in ("", "python3") else None
     stamp = {
-        "extras": sorted({*wanted, *done.get("extras", [])}),
+        "extras": extras or done.get("extras", ""),
         "lock": digest(lock_of(name)),
         "project": digest(os.path.join(ROOT, "pyproject.toml")),
-        "python": base.text if base else done.get("python"),
+        "python": base.version if base else done.get("python"),
         "root": ROOT,  # the .venv of a copied checkout still points at the old place
         "set": name,
-        "set_named": bool(set_named),
+        "named": set_named,
     }
-    alive = os.access(VENV_PYTHON, os.X_OK)  # false too when the Python that it links to is gone
-    if stamp == done and alive:
+    alive = os.path.exists(VENV_PYTHON)  # false too when the Python that it links to is gone
+    if alive and stamp == done:
         return
-    te = "te" in stamp["extras"]
-    if te:
+    if stamp["extras"]:
         check_te(name)
     started = time.monotonic()
-    keeps = alive and all(stamp[key] == done.get(key) for key in ("python", "root", "set"))
-    if keeps:
+    if alive and all(stamp[key] == done.get(key) for key in ("python", "root", "set")):
         say("bringing .venv up to date")
         write_stamp({})
     else:
         base = base or find_base("")
-        stamp["python"] = base.text
+        stamp["python"] = base.version
         if not choice.mend:
             say(choice.why)
         make_empty(base)
-    locked = keeps and stamp["lock"] == done["lock"]
-    if not locked:
-        with open(lock_of(name), encoding="utf-8") as file:
-            hashes = ["--require-hashes"] if "--hash=" in file.read() else []
-        # Wheels only: a source package would be built with whatever its build step fetches, past the lock.
-        run_pip([*hashes, "--only-binary", ":all:", "-r", lock_of(name)], f"installing the {name} set")
+    # Wheels only: a source package would be built with whatever its build step fetches, past the lock.
+    run_pip(["--require-hashes", "--only-binary", ":all:", "-r", lock_of(name)], f"installing the {name} set")
     # The lock holds the build backend too, so this step needs no network.
     run_pip(["--no-deps", "--no-index", "--no-build-isolation", "-e", ROOT], "installing attnlab itself")
-    if te and not (locked and "te" in done["extras"]):
+    if stamp["extras"]:
         add_te(name)
     write_stamp(stamp)
     say(f".venv is ready: Python {stamp['python']}, the {name} set ({time.monotonic() - started:.0f} s)")
@@ -434,47 +333,26 @@ def prepare(base_named="", set_named="", extras=""):
 
 # ---- an interpreter of the reader's own
 
-# What a target can do without, so that a container is not asked for more than it needs.
-NOT_IN = {
-    "run": ("jupyterlab", "nbval"),
-    "bench": ("jupyterlab", "nbval"),
-    "doctor": ("jupyterlab", "nbval"),
-    "lab": ("nbval",),
-    "test": ("jupyterlab",),
-}
-# Where the import has another name than the package.
-MODULES = {"ipython": "IPython", "pytest-xdist": "xdist", "pyyaml": "yaml"}
-
-
-def release(text):
-    """The numbers a version starts with: 0.11.2.dev7+nv gives (0, 11, 2)."""
-    found = re.match(r"\d+(?:\.\d+)*", text)
-    return tuple(int(n) for n in found.group(0).split(".")) if found else ()
-
 
 def installed_version(name):
-    """A distribution's version, "?" for a module without one, None for what is not there."""
-    from importlib import metadata
-
+    """The version of a distribution, None for what is not there."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
-        return "?" if importlib.util.find_spec(MODULES.get(name, name)) else None
+        return None
 
 
 def needed_for(purpose):
-    """The requirements in pyproject.toml that a make target needs, as (text, name, oldest version or "")."""
+    """The requirements in pyproject.toml that a make target needs; a container is not asked for more."""
     import tomllib
 
     with open(os.path.join(ROOT, "pyproject.toml"), "rb") as file:
         project = tomllib.load(file)["project"]
-    texts, tests = project["dependencies"], project["optional-dependencies"]["test"]
-    if purpose == "test":
-        texts = texts + tests
-    elif purpose in ("lint", "format"):
-        texts = [text for text in texts + tests if re.match("nbformat|ruff", text)]
-    parts = [(text, *text.partition(">=")[::2]) for text in texts]
-    return [part for part in parts if part[1] not in NOT_IN.get(purpose, ())]
+    tests = project["optional-dependencies"]["test"]
+    if purpose in ("lint", "format"):
+        return [text for text in tests if text.startswith("ruff")]
+    spare = {"lab": ("nbval",), "test": ("jupyterlab",)}.get(purpose, ("jupyterlab", "nbval"))
+    return [text for text in project["dependencies"] if text not in spare] + (tests if purpose == "test" else [])
 
 
 def check(purpose):
@@ -486,30 +364,22 @@ def check(purpose):
             f"Name another: make {purpose} PYTHON=/path/to/python3.12"
         )
     missing, words = {}, []
-    for text, name, floor in needed_for(purpose):
+    for text in needed_for(purpose):
+        name, _, floor = text.partition(">=")
         found = installed_version(name)
-        if found is None:
-            words.append(name)
-        elif floor and found != "?" and release(found) < release(floor):
-            words.append(f"{name} {floor} or newer (has {found})")
-        else:
-            continue
-        missing[name] = text
+        if not found or floor and release(found) < release(floor):
+            missing[name] = text
+            words.append(f"{name} {floor} or newer (has {found})" if found else name)
     if not missing:
         return
     # Pinned, JAX and numpy stay as they are: pip then picks a flax that fits them, not another JAX for flax.
-    held = [f"{name}=={installed_version(name)}" for name in ("jax", "jaxlib", "numpy") if name not in missing]
-    held = [text for text in held if not text.endswith(("==None", "==?"))]
+    there = {name: installed_version(name) for name in ("jax", "jaxlib", "numpy") if name not in missing}
+    held = [f"{name}=={found}" for name, found in there.items() if found]
     if "jax" in missing:
-        name = choose_set().name
-        extra = "" if name == "cpu" else f"[{name}]"
-        missing["jax"] = missing["jax"].replace("jax", "jax" + extra, 1)
-        held = []
+        held, name = [], choose_set().name
+        missing["jax"] = missing["jax"].replace("jax", "jax" if name == "cpu" else f"jax[{name}]", 1)
     # Quoted, because ">" and "[" mean something to a shell.
     line = " ".join([command, "-m pip install", *map(shlex.quote, [*held, *missing.values()])])
-    managed = os.path.join(sysconfig.get_path("stdlib"), "EXTERNALLY-MANAGED")
-    if os.path.exists(managed) and sys.prefix == sys.base_prefix:
-        line += " --break-system-packages"
     kept = ", which leaves JAX as it is" if held else ""
     raise Problem(
         f"PYTHON={command} (Python {version}) lacks {', '.join(words)}. Nothing was installed. "
@@ -528,13 +398,11 @@ def main(argv=None):
     parser.add_argument("--extras", default="", help="venv: te adds TransformerEngine (EXTRAS)")
     parser.add_argument("--for", dest="purpose", default="run", help="check: the make target")
     options = parser.parse_args(argv)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         if options.action == "check":
             check(options.purpose)
         else:
-            with one_at_a_time():
-                prepare(options.base, options.set, options.extras)
+            prepare(options.base, options.set, options.extras)
     except Problem as problem:
         print(f"make_env: {problem}", file=sys.stderr)
         return 1

@@ -1,9 +1,10 @@
 """The runner and the command line, on toy notebooks: refusals, failures, Ctrl-C, pages and the report."""
 
+import contextlib
 import io
 import json
 import os
-import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,44 +13,45 @@ import time
 import pytest
 
 import toy_notebooks as toys
-from attnlab import cli, course, notebook_files, records
-from attnlab.course import BadRequest
+from attnlab import cli, course, notebook_files, pages, records
 
-ENV = {"device": "NVIDIA Test 1", "jax": "0.9.2", "python": "3.11"}
+# One worker runs them all, so that the courses below are run once.
+pytestmark = pytest.mark.xdist_group("course")
+
+ENV = {"device": "NVIDIA Test 1", "jax": "0.9.2"}
 RECORD = (
-    "import json, os, pathlib\n"
-    "folder = pathlib.Path(os.environ['ATTNLAB_RESULTS'])\n"
-    f"record = {{'schema': {records.SCHEMA}, 'kind': 'Finding', 'env': {ENV!r}}}\n"
-    "record |= {'name': 'n', 'value': repeats}\n"
-    "(folder / '00_one.jsonl').write_text(json.dumps(record) + '\\n')"
+    "import os, pathlib\n"
+    "from attnlab import records\n"
+    f"finding = records.Finding(name='n', value=repeats, env={ENV})\n"
+    "records.Records([finding]).write(pathlib.Path(os.environ['ATTNLAB_RESULTS']) / '00_one.jsonl')"
 )
 
 
-def attnlab(*arguments, **kwargs):
+def attnlab(*arguments, env=(), **kwargs):
     """Run the command line as people do; text of both streams is kept."""
     command = [sys.executable, "-m", "attnlab", *map(str, arguments)]
-    env = os.environ | {"JAX_PLATFORMS": "cpu"} | kwargs.pop("env", {})
+    env = os.environ | {"JAX_PLATFORMS": "cpu"} | dict(env)
     return subprocess.run(command, capture_output=True, text=True, timeout=120, env=env, **kwargs)
 
 
 def write_course(folder):
     toy, code = toys.parameters, toys.code
     cells = {
-        "00_one": [toys.markdown("# One\n\n$a^2$"), toy(), code("import sys\nsys.executable")],
-        "01_two": [toy("size = None"), code("print(1)"), code("raise ValueError('first line\\nlast line')")],
-        "02_three": [
-            toys.markdown("# Three"),
-            toy(),
-            code("1/0", "raises-exception"),
-            code("print('three')"),
+        "00_one": [
+            toys.markdown("# One\n\n$a^2$"), toy(), code("import sys\nsys.executable"),
+            code("print('repeats', repeats, repr(name))"), code(RECORD),
         ],
-        "03_four": [toy(), code("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)")],
-    }
-    cells["00_one"] += [code("print('repeats', repeats, repr(name))"), code(RECORD)]
-    cells["01_two"] += [code("print('never')")]
+        "01_two": [toy("size = None"), code("print(1)"), code("raise ValueError('why\\nlast line')"), code("'never'")],
+        "02_three": [toys.markdown("# Three"), toy(), code("1/0", "raises-exception"), code("print('three')")],
+        "03_four": [toy(), code("import os\nos.write(2, b'out of memory\\n')\nos.kill(os.getpid(), 9)")],
+    }  # fmt: skip
     for name, mine in cells.items():
-        toys.write(folder / f"{name}.ipynb", toys.notebook(*mine, title=name.split("_")[1] + " & more"))
+        toys.write(folder / f"{name}.ipynb", toys.notebook(*mine, title=name[3:] + " & more"))
     return folder
+
+
+def contents(folder):
+    return {p: p.read_bytes() for p in folder.iterdir()}
 
 
 @pytest.fixture(scope="module")
@@ -61,83 +63,60 @@ def finished(tmp_path_factory):
     spec = folder / "jupyter" / "kernels" / "python3" / "kernel.json"
     spec.parent.mkdir(parents=True)
     spec.write_text(json.dumps({"argv": ["/bin/false"], "display_name": "other", "language": "python"}))
-    before = {p: p.read_bytes() for p in notebooks.iterdir()}
-    out = folder / "build"
+    before = contents(notebooks)
     done = attnlab(
-        "run", "--notebooks", notebooks, "--out", out, "-p", "repeats=7", "-p", "name=some words",
-        env={"JUPYTER_PATH": str(folder / "jupyter"), "JUPYTER_PREFER_ENV_PATH": "0"}, cwd=folder,
+        "run", "--notebooks", notebooks, "-p", "repeats=7", "-p", "name=some words", cwd=folder,
+        env={"JUPYTER_PATH": str(folder / "jupyter"), "JUPYTER_PREFER_ENV_PATH": "0"},
     )  # fmt: skip
-    return out, done, {p: p.read_bytes() for p in notebooks.iterdir()} == before
+    return folder / "build", done, contents(notebooks) == before
 
 
 def outputs(path) -> str:
     return json.dumps([c.get("outputs") for c in toys.read(path)["cells"]])
 
 
-def test_a_failing_notebook_stops_no_other(finished):
-    out, done, _ = finished
-    assert done.returncode == 1
-    assert "00_one  done" in done.stdout and "02_three  done" in done.stdout
-    assert "01_two failed in cell 3 of 4: ValueError: first line … last line" in done.stdout
+def test_a_failing_notebook_stops_no_other_and_the_notebooks_are_only_read(finished):
+    _, done, untouched = finished
+    assert done.returncode == 1 and done.stderr == "" and untouched
+    assert "[1/4] 00_one …\n[1/4] 00_one  done" in done.stdout and "02_three  done" in done.stdout
+    assert "01_two failed in cell 3 of 4: ValueError: why last line" in done.stdout
     assert "03_four failed in cell 3 of 3: the kernel died" in done.stdout
-    assert "2 of 4 notebooks done" in done.stdout and f"{out / 'index.html'}" in done.stdout
-    assert done.stderr == ""
-
-
-def test_the_notebooks_are_only_read(finished):
-    assert finished[2]
-
-
-def test_parameters_arrive_where_they_exist(finished):
-    out = finished[0]
-    assert "repeats 7 'some words'" in outputs(out / "notebooks" / "00_one.ipynb")
-    injected = [c for c in toys.read(out / "notebooks" / "01_two.ipynb")["cells"] if "repeats" in str(c["source"])]
-    assert injected == []
-
-
-def test_the_kernel_is_this_interpreter(finished):
-    assert sys.executable in outputs(finished[0] / "notebooks" / "00_one.ipynb")
+    assert "its last words: out of memory" in done.stdout
+    assert "2 of 4 notebooks done" in done.stdout and "build/index.html" in done.stdout
 
 
 def test_a_copy_keeps_what_happened(finished):
-    out = finished[0]
-    assert "last line" in outputs(out / "notebooks" / "01_two.ipynb")
-    assert "last line" in (out / "01_two.html").read_text()
-    assert "never" not in outputs(out / "notebooks" / "01_two.ipynb")
-    shown_on_purpose = (out / "notebooks" / "02_three.ipynb").read_text()
+    copies = finished[0] / "notebooks"
+    one = outputs(copies / "00_one.ipynb")
+    assert "repeats 7 'some words'" in one and sys.executable in one
+    two = outputs(copies / "01_two.ipynb")
+    assert "last line" in two and "never" not in two and "repeats" not in (copies / "01_two.ipynb").read_text()
+    shown_on_purpose = (copies / "02_three.ipynb").read_text()
     assert "ZeroDivisionError" in shown_on_purpose and "papermill-error-cell-tag" not in shown_on_purpose
 
 
-def test_the_index_is_a_course_map(finished):
-    text = (finished[0] / "index.html").read_text()
-    for words in (
-        "00_one.html",
-        "one &amp; more",
-        "failed in cell 3 of 4",
-        "NVIDIA Test 1",
-        "prefers-color-scheme",
-    ):
-        assert words in text, words
-    assert "<script" not in text
-
-
-def test_pages_follow_the_theme_and_load_no_script_without_formulas(finished):
+def test_pages_and_the_course_map(finished):
     out = finished[0]
-    assert "(prefers-color-scheme: dark)" in (out / "02_three.html").read_text()
-    assert "<script" not in (out / "02_three.html").read_text()
-    assert "mathjax" in (out / "00_one.html").read_text()
-    assert 'href="index.html"' in (out / "00_one.html").read_text()
+    index = (out / "index.html").read_text()
+    for words in ("00_one.html", "one &amp; more", "failed in cell 3 of 4", "NVIDIA Test 1", "light dark"):
+        assert words in index, words
+    three, one = (out / "02_three.html").read_text(), (out / "00_one.html").read_text()
+    assert "<script" not in index + three and "(prefers-color-scheme: dark)" in three
+    assert "mathjax" in one and 'href="index.html"' in one
+    assert "last line" in (out / "01_two.html").read_text()
 
 
-def test_a_partial_run_keeps_the_rest_of_the_index(finished, tmp_path):
-    import shutil
+def test_a_partial_run_keeps_the_rest_of_the_index_and_outlives_a_page(finished, tmp_path, monkeypatch, capsys):
+    def breaks(*_):
+        raise RuntimeError("no\ntemplate")
 
-    out = tmp_path / "build"
-    shutil.copytree(finished[0], out)
+    out = shutil.copytree(finished[0], tmp_path / "build")
     everything = notebook_files.course_notebooks(finished[0].parent / "notebooks")
-    text = io.StringIO()
-    assert course.run(course.choose(everything, ["2"]), out, course=everything, stream=text) == 0
-    assert "1 of 1 notebooks done" in text.getvalue()
+    monkeypatch.setattr(course, "write_page", breaks)
+    assert course.run(course.choose(everything, ["2"]), out, course=everything) == 1
+    assert "no page could be made of it: RuntimeError: no template" in capsys.readouterr().out
+    monkeypatch.setattr(course, "write_page", pages.write_page)
+    assert course.run(course.choose(everything, ["2"]), out, course=everything) == 0
     index = (out / "index.html").read_text()
     assert index.count("<td>done</td>") == 2 and "failed in cell 3 of 4" in index
 
@@ -145,37 +124,31 @@ def test_a_partial_run_keeps_the_rest_of_the_index(finished, tmp_path):
 def test_report_collects_every_record(finished, tmp_path):
     done = attnlab("report", "--results", finished[0] / "results", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    lines = (tmp_path / "attnlab-report-nvidia-test-1.jsonl").read_text().splitlines()
-    header = json.loads(lines[0])
-    assert header["schema"] == records.SCHEMA and header["env"] == ENV and header["notebooks"] == {"00_one": 1}
-    assert records.from_json(lines[1]).value == 7
-    assert "01_two did not finish" in done.stdout and "02_three made no records" in done.stdout
+    (record,) = records.Records.read(tmp_path / "attnlab-report-nvidia-test-1.jsonl")
+    assert (record.value, record.env) == (7, ENV)
+    assert "1 records of NVIDIA Test 1" in done.stdout and "00_one 1" in done.stdout
+    assert "01_two failed in cell 3 of 4" in done.stdout and "02_three made no records" in done.stdout
+
+
+def finding(device):
+    return records.to_json(records.Finding(name="n", value=1, env={"device": device}))
 
 
 @pytest.mark.parametrize(
-    "content, words",
+    "lines, words",
     [
-        (None, "run the course first"),
-        ({"a": ""}, "run the course first"),
-        ({"a": "{broken\n"}, "a.jsonl, line 1"),
-        ({"a": '{"schema": 99}\n'}, "schema 99"),
+        ([], "run the course first"),
+        (["{broken"], "0.jsonl, line 1"),
+        ([finding("H200"), finding("L4")], "2 devices (H200, L4)"),
     ],
 )
-def test_report_refuses(tmp_path, capsys, content, words):
-    for name, text in (content or {}).items():
-        (tmp_path / f"{name}.jsonl").write_text(text)
+def test_report_refuses(tmp_path, capsys, lines, words):
+    for n, line in enumerate(lines):
+        (tmp_path / f"{n}.jsonl").write_text(line + "\n")
     assert cli.main(["report", "--results", str(tmp_path), "--out", str(tmp_path / "report")]) == 1
     captured = capsys.readouterr()
     assert words in captured.err and captured.err.count("\n") == 1
     assert not (tmp_path / "report").exists()
-
-
-def test_report_is_of_one_device(tmp_path, capsys):
-    for name in ("H200", "L4"):
-        finding = records.Finding(name="n", value=1, env={"device": name})
-        (tmp_path / f"{name}.jsonl").write_text(records.to_json(finding) + "\n")
-    assert cli.main(["report", "--results", str(tmp_path)]) == 1
-    assert "2 devices (H200, L4)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -203,98 +176,58 @@ def test_wrong_usage_is_one_line_before_anything_runs(tmp_path, capsys, argument
     assert not (tmp_path / "build").exists()
 
 
-def test_run_itself_refuses_unknown_parameters(tmp_path):
-    everything = notebook_files.course_notebooks(write_course(tmp_path / "notebooks"))
-    with pytest.raises(BadRequest, match="did you mean repeats"):
-        course.run(everything, tmp_path / "build", {"repeat": 3})
-    assert not (tmp_path / "build").exists()
-
-
 def test_no_notebooks(tmp_path, capsys):
     assert cli.main(["run", "--notebooks", str(tmp_path / "none")]) == 1
     assert "--notebooks DIR" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "text, value",
-    [
-        ("3", 3),
-        ("None", None),
-        ("(4, 128)", (4, 128)),
-        ("'3'", "3"),
-        ("H200", "H200"),
-        ("a=b", "a=b"),
-        ("", ""),
-    ],
-)
-def test_values_are_literals_or_strings(tmp_path, text, value):
-    toys.write(tmp_path / "00_x.ipynb", toys.notebook(toys.parameters()))
-    found = course.parse_parameters([f"repeats={text}"], notebook_files.course_notebooks(tmp_path))
-    assert found == {"repeats": value}
-
-
-def test_notebooks_register_themselves(tmp_path):
+def test_what_is_asked_for(tmp_path):
     write_course(tmp_path)
     toys.write(tmp_path / "Untitled.ipynb", toys.notebook(toys.parameters()))
-    toys.write(tmp_path / "10_ten.ipynb", toys.notebook(toys.parameters("a: int = 1\nb = c = None"), title="Ten"))
     found = notebook_files.course_notebooks(tmp_path)
-    assert [nb.number for nb in found] == ["00", "01", "02", "03", "10"]
-    assert (found[-1].title, found[-1].minutes, found[-1].needs) == ("Ten", 5, "nothing")
-    assert found[-1].parameters == {"a": "1", "b": "None", "c": "None"}
+    assert [nb.number for nb in found] == ["00", "01", "02", "03"]
+    assert (found[0].title, found[0].minutes, found[0].needs) == ("one & more", 5, "nothing")
+    assert found[0].parameters == {"repeats": "5", "name": "'x'"}
+    assert course.choose(found, []) == found
+    assert course.choose(found, ["02_three", "notebooks/01_two.ipynb", "1"]) == found[1:3]
+    for text, value in {"3": 3, "None": None, "(4, 128)": (4, 128), "'3'": "3", "a=b": "a=b", "": ""}.items():
+        assert course.parse_parameters([f"repeats={text}"], found) == {"repeats": value}
 
 
-def test_two_notebooks_of_one_number(tmp_path):
-    write_course(tmp_path)
-    toys.write(tmp_path / "03_other.ipynb", toys.notebook(toys.parameters()))
-    with pytest.raises(notebook_files.NotebookError, match="one number"):
-        notebook_files.course_notebooks(tmp_path)
+def wait_for(condition, seconds):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_ctrl_c(tmp_path):
     notebooks, pid_file = tmp_path / "notebooks", tmp_path / "pid"
-    wait = f"import os, pathlib, time\npathlib.Path({str(pid_file)!r}).write_text(str(os.getpid()))"
-    wait += "\ntime.sleep(60)"
+    wait = f"import os, pathlib, time\npathlib.Path({str(pid_file)!r}).write_text(str(os.getpid()))\ntime.sleep(60)"
     toys.write(notebooks / "00_quick.ipynb", toys.notebook(toys.parameters(), toys.code("print(1)")))
-    cells = [toys.markdown("# Long"), toys.parameters(), toys.code(wait), toys.code("print(2)")]
-    toys.write(notebooks / "01_long.ipynb", toys.notebook(*cells))
-    before = {p: p.read_bytes() for p in notebooks.iterdir()}
-    command = [sys.executable, "-m", "attnlab", "run", "--notebooks", notebooks, "--out", "build"]
+    toys.write(notebooks / "01_long.ipynb", toys.notebook(toys.parameters(), toys.code(wait), toys.code("print(2)")))
+    before = contents(notebooks)
     running = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=tmp_path,
-        start_new_session=True,
-    )
-    deadline = time.monotonic() + 60
-    while not (pid_file.exists() and pid_file.read_text()):
-        assert running.poll() is None and time.monotonic() < deadline, running.communicate()
-        time.sleep(0.05)
+        [sys.executable, "-m", "attnlab", "run"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, start_new_session=True,
+    )  # fmt: skip
+    wait_for(lambda: running.poll() is not None or pid_file.exists() and pid_file.read_text(), 60)
     os.killpg(running.pid, signal.SIGINT)  # as a terminal does: to the whole group
     said, errors = running.communicate(timeout=30)
-    assert running.returncode == 130
-    assert (
-        "stopped in 01_long, cell 2 of 3; the committed notebooks are untouched; finished pages are in build/" in said
-    )
-    assert errors == ""
-    assert {p: p.read_bytes() for p in notebooks.iterdir()} == before
+    assert (running.returncode, errors) == (130, "")
+    assert "stopped: 01_long in cell 2 of 3; the notebooks are untouched; finished pages are in build/" in said
+    assert contents(notebooks) == before
     assert (tmp_path / "build" / "00_quick.html").exists()
     assert "stopped in cell 2 of 3" in (tmp_path / "build" / "index.html").read_text()
-    deadline = time.monotonic() + 10
-    while pathlib.Path(f"/proc/{pid_file.read_text()}/cmdline").exists() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not pathlib.Path(f"/proc/{pid_file.read_text()}/cmdline").exists(), "the kernel still runs"
+    wait_for(lambda: not os.path.exists(f"/proc/{pid_file.read_text()}/cmdline"), 10)  # the kernel is gone too
 
 
 def test_a_bar_on_a_terminal(tmp_path):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
     toys.write(tmp_path / "nb" / "00_x.ipynb", toys.notebook(toys.parameters(), toys.code("print(1)")))
-    terminal = Terminal()
-    assert course.run(notebook_files.course_notebooks(tmp_path / "nb"), tmp_path / "build", stream=terminal) == 0
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    with contextlib.redirect_stdout(terminal):
+        assert course.run(notebook_files.course_notebooks(tmp_path / "nb"), tmp_path / "build") == 0
     assert "notebook 1 of 1: 00_x" in terminal.getvalue() and "cell 2 of 2" in terminal.getvalue()
 
 
@@ -302,11 +235,8 @@ def test_doctor():
     table = attnlab("doctor")
     assert table.returncode == 0, table.stderr
     lines = table.stdout.splitlines()
-    assert "kind cpu" in lines[0]
-    assert lines[2].split() == ["what", "here", "why", "what", "to", "do"]
-    assert any(line.startswith("NVIDIA GPU") and " no " in line for line in lines)
-    data = json.loads(attnlab("doctor", "--json").stdout)
-    assert data["environment"]["kind"] == "cpu" and data["features"]["gpu"]["ok"] is False
+    assert ["what", "runs", "here", "why", "what", "to", "do"] in [line.split() for line in lines]
+    assert any(line.startswith("NVIDIA GPU ") and " no " in line for line in lines)
 
 
 def test_doctor_where_the_device_is_missing():
@@ -316,26 +246,14 @@ def test_doctor_where_the_device_is_missing():
     assert done.returncode == 1 and done.stderr.count("\n") == 1 and "JAX_PLATFORMS" in done.stderr
 
 
-def test_text_table_wraps_and_keeps_every_word():
-    text = cli.text_table(("a", "b"), [("x", "many words " * 20), ("y", "")], width=40)
-    assert max(map(len, text.splitlines())) <= 40
-    assert text.count("many") == 20
-
-
-def test_help_is_quick_and_without_jax():
+def test_help_is_quick_because_nothing_heavy_is_imported():
     code = (
-        "import sys; sys.argv = ['attnlab', '--help']\n"
+        "import sys\n"
         "from attnlab import cli\n"
-        "try: cli.main()\n"
+        "try: cli.main(['--help'])\n"
         "except SystemExit: pass\n"
         "heavy = {'jax', 'numpy', 'matplotlib', 'IPython', 'papermill', 'nbconvert'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    times = []
-    for _ in range(3):
-        began = time.perf_counter()
-        assert "doctor" in attnlab("--help").stdout
-        times.append(time.perf_counter() - began)
-    assert min(times) < 0.5, times
+    assert done.returncode == 0 and "doctor" in done.stdout, done.stderr

@@ -199,7 +199,12 @@ def test_nobody_holding_memory_is_another_answer_than_nobody_to_ask(smi):
 
 @pytest.mark.parametrize(
     "used, total, expected",
-    [("512", "143771", (512 * 2**20, 143771 * 2**20)), ("[N/A]", "24576", None), ("", "", None), ("512", "[N/A]", None)],
+    [
+        ("512", "143771", (512 * 2**20, 143771 * 2**20)),
+        ("[N/A]", "24576", None),
+        ("", "", None),
+        ("512", "[N/A]", None),
+    ],
 )
 def test_memory_of_the_gpu_in_bytes(smi, used, total, expected):
     smi({"memory.used": used, "memory.total": total})

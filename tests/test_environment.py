@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 import tomllib
 from pathlib import Path
 
@@ -57,11 +56,9 @@ def fake_smi(folder, header, capabilities="9.0"):
 @pytest.mark.parametrize(
     ("header", "version", "expected"),
     [
-        (OLD_HEADER, "12.0", "cuda12"),
         (OLD_HEADER, "12.8", "cuda12"),
         (OLD_HEADER, "13.0", "cuda13"),
         (NEW_HEADER, "12.9", "cuda12"),
-        (NEW_HEADER, "13.3", "cuda13"),
         (NEW_HEADER, "14.0", "cuda13"),  # a driver runs programs of older CUDAs
     ],
 )
@@ -79,42 +76,25 @@ def test_a_gpu_that_cuda_13_left_out_gets_cuda_12(only):
     assert "compute capability 7.0" in choice.why
 
 
-def test_a_driver_too_old_for_jax_gives_cpu_and_says_what_to_update(only):
-    fake_smi(only, OLD_HEADER.format("11.8"))
-    choice = make_env.choose_set()
-    assert (choice.name, choice.mend) == ("cpu", True)
-    assert "CUDA 11.8" in choice.why and "525 or newer" in choice.why and "\n" not in choice.why
-
-
 def test_no_driver_gives_cpu_quietly(only):
-    choice = make_env.choose_set()
-    assert (choice.name, choice.mend) == ("cpu", False)
+    assert make_env.choose_set()[::2] == ("cpu", False)
 
 
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        (
-            'echo "NVIDIA-SMI has failed because it couldn\'t communicate with the NVIDIA driver."; exit 9',
-            "exit status 9: NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.",
-        ),
+        (f"echo '{OLD_HEADER.format('11.8')}'", "CUDA 11.8, and JAX needs 12 or newer"),
         ("echo 'No devices were found'; exit 6", "exit status 6: No devices were found"),
         (f"echo '{OLD_HEADER.format('N/A')}'", "gives no CUDA version"),
-        ("exit 1", "no output"),
+        ("exec /bin/sleep 20", "no answer"),
     ],
 )
-def test_a_failing_nvidia_smi_gives_cpu_and_its_own_words(only, body, words):
+def test_a_driver_that_will_not_do_gives_cpu_and_says_why(only, monkeypatch, body, words):
+    monkeypatch.setattr(make_env, "SMI_SECONDS", 1)
     script(only, "nvidia-smi", body)
     choice = make_env.choose_set()
     assert (choice.name, choice.mend) == ("cpu", True)
     assert words in choice.why and "\n" not in choice.why
-
-
-def test_an_nvidia_smi_that_never_answers_is_a_failing_one(only, monkeypatch):
-    monkeypatch.setattr(make_env, "SMI_SECONDS", 0.2)
-    script(only, "nvidia-smi", "exec /bin/sleep 20")
-    assert make_env.choose_set().name == "cpu"
-    assert "no answer" in make_env.choose_set().why
 
 
 # ---- the Python that .venv is made with
@@ -124,43 +104,32 @@ def fake_python(folder, name, version, ensurepip=True):
     return script(folder, name, f"echo attnlab {version} {ensurepip} {folder / name}")
 
 
-def test_python3_is_taken_when_it_will_do(only):
-    fake_python(only, "python3", "3.12.3")
-    fake_python(only, "python3.13", "3.13.0")
-    assert make_env.find_base("").text == "3.12.3"
-
-
-def test_another_python_is_taken_when_python3_is_too_old(only):
+def test_python3_is_taken_when_it_will_do_and_else_another(only):
     fake_python(only, "python3", "3.10.13")
     script(only, "python3.14", "echo 'python3.14: command not found' >&2; exit 127")  # a shim that can't run
     fake_python(only, "python3.13", "3.13.0", ensurepip=False)
     fake_python(only, "python3.12", "3.12.1")
-    assert make_env.find_base("").text == "3.12.1"
+    assert make_env.find_base("").version == "3.12.1"
+    fake_python(only, "python3", "3.11.3")
+    assert make_env.find_base("").version == "3.11.3"
 
 
-def test_only_an_old_python_is_refused_in_one_line(only):
-    fake_python(only, "python3", "3.10.13")
+@pytest.mark.parametrize(
+    ("pythons", "named", "words"),
+    [
+        ({"python3": "3.10.13"}, "python3", "Python 3.10.13 (python3) is too old: the course needs 3.11 or newer."),
+        ({"python3": "3.10.13", "python3.12": "3.12.1"}, "", "sudo apt install python3.12-venv"),
+        ({"python3": "3.12.1", "old": "3.9.2"}, "old", "Python 3.9.2 (old) is too old"),  # not replaced by another
+        ({"python3": "3.12.1"}, "nowhere", "BASE_PYTHON=nowhere does not run"),
+    ],
+)
+def test_a_python_that_will_not_do_is_refused_in_one_line(only, pythons, named, words):
+    for name, version in pythons.items():
+        fake_python(only, name, version, ensurepip=False)
     with pytest.raises(make_env.Problem) as caught:
-        make_env.find_base("python3")
-    assert re.match(r"Python 3\.10\.13 \(python3\) is too old: the course needs 3\.11 or newer\.", str(caught.value))
+        make_env.find_base(named)
+    assert words in str(caught.value)
     assert "BASE_PYTHON=" in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_a_python_without_ensurepip_names_its_own_package(only):
-    fake_python(only, "python3", "3.10.13")
-    fake_python(only, "python3.12", "3.12.1", ensurepip=False)
-    with pytest.raises(make_env.Problem, match=r"Python 3\.12\.1 .*sudo apt install python3\.12-venv") as caught:
-        make_env.find_base("")
-    assert "\n" not in str(caught.value)
-
-
-def test_a_named_python_is_never_replaced_by_another(only):
-    fake_python(only, "python3", "3.12.1")
-    fake_python(only, "old", "3.9.2")
-    with pytest.raises(make_env.Problem, match=r"Python 3\.9\.2 \(old\) is too old"):
-        make_env.find_base("old")
-    with pytest.raises(make_env.Problem, match="BASE_PYTHON=nowhere does not run"):
-        make_env.find_base("nowhere")
 
 
 def test_an_old_python_can_read_make_env():
@@ -192,19 +161,13 @@ def checkout(tmp_path):
 def start(root, *arguments, **more):
     """Run make_env.py venv there, with an index that refuses every connection."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PIP_")}
-    environment |= {
-        "PIP_INDEX_URL": "http://127.0.0.1:9/simple",
-        "PIP_RETRIES": "1",
-        "PIP_CONFIG_FILE": os.devnull,
-    }
-    return subprocess.run(
-        [sys.executable, "deploy/make_env.py", "venv", "--set", "cpu", *arguments],
-        cwd=root,
-        env=environment | more,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    environment |= {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_RETRIES": "1", "PIP_CONFIG_FILE": os.devnull}
+    command = [sys.executable, "deploy/make_env.py", "venv", "--set", "cpu", *arguments]
+    return run(command, root, env=environment | more)
+
+
+def run(command, root, **more):
+    return subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=100, **more)
 
 
 def finished(root, /, **changes):
@@ -212,13 +175,13 @@ def finished(root, /, **changes):
     (root / ".venv" / "bin").mkdir(parents=True)
     script(root / ".venv" / "bin", "python", f'exec {sys.executable} "$@"')
     stamp = {
-        "extras": [],
+        "extras": "",
         "lock": make_env.digest(root / "deploy" / "locks" / "cpu.txt"),
         "project": make_env.digest(root / "pyproject.toml"),
         "python": "3.11.7",
         "root": str(root),
         "set": "cpu",
-        "set_named": True,
+        "named": "cpu",
     }
     (root / ".venv" / "attnlab.json").write_text(json.dumps(stamp | changes))
 
@@ -232,30 +195,18 @@ def test_without_a_network_one_line_says_so_and_a_half_made_venv_is_not_trusted(
     assert "making .venv" in done.stdout
     assert not (checkout / ".venv" / "left-over").exists()
     (line,) = done.stderr.splitlines()
-    assert "no network for pip while installing the cpu set: Connection refused for tiny-package==1.0" in line
-    assert "make run PYTHON=python3" in line
-    assert "notice" not in (done.stdout + (checkout / "build" / "make_env.log").read_text()).lower()
+    assert "no network for pip while installing the cpu set: Connection refused" in line
+    assert "make run PYTHON=python3" in line and "tiny-package" in (checkout / "build" / "make_env.log").read_text()
     assert json.loads((checkout / ".venv" / "attnlab.json").read_text()) == {}  # nor is this one, next time
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (
-            "WARNING: ... Failed to resolve 'index' ([Errno -3] Temporary failure in name resolution)",
-            "no network",
-        ),
-        (
-            "ERROR: Could not find a version (from versions: none)\nERROR: No matching distribution",
-            "offers nothing",
-        ),
+        ("WARNING: ... Failed to resolve 'index' (Temporary failure in name resolution)", "no network"),
         ("ERROR: [Errno 28] No space left on device", "the disk is full"),
-        (
-            "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.",
-            "DO NOT MATCH THE HASHES",
-        ),
+        ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES.\n    Expected sha256 1", "DO NOT MATCH THE HASHES"),
         ("Traceback\nKeyError: 'x'", "KeyError: 'x'"),
-        ("", "no words"),
     ],
 )
 def test_each_way_pip_fails_is_one_line(text, words):
@@ -265,20 +216,13 @@ def test_each_way_pip_fails_is_one_line(text, words):
 
 def test_a_finished_venv_is_left_alone_at_once(checkout):
     finished(checkout)
-    before = time.perf_counter()
     done = start(checkout)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert time.perf_counter() - before < 2  # 0.1 s on an idle machine; making it takes far longer
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
-    [
-        ({"lock": "another"}, "bringing .venv up to date"),
-        ({"project": "another"}, "bringing .venv up to date"),
-        ({"root": "/elsewhere"}, "making .venv"),
-        ({"set": "cuda12"}, "making .venv"),
-    ],
+    [({"lock": "another"}, "bringing .venv up to date"), ({"root": "/elsewhere"}, "making .venv")],
 )
 def test_what_changed_decides_between_an_update_and_a_new_venv(checkout, monkeypatch, capsys, change, words):
     finished(checkout, **change)
@@ -292,7 +236,7 @@ def test_what_changed_decides_between_an_update_and_a_new_venv(checkout, monkeyp
     monkeypatch.setattr(make_env, "output_of", lambda c, s: (0, "") if "venv" in c else real(c, s))
     make_env.prepare(set_named="cpu")
     assert words in capsys.readouterr().out
-    assert calls == ["installing the cpu set"] * ("project" not in change) + ["installing attnlab itself"]
+    assert calls == ["installing the cpu set", "installing attnlab itself"]
     assert make_env.read_stamp()["lock"] == make_env.digest(checkout / "deploy" / "locks" / "cpu.txt")
 
 
@@ -331,22 +275,21 @@ def test_own_interpreter_is_told_all_that_is_missing_and_one_line_that_keeps_its
     with pytest.raises(make_env.Problem) as caught:
         make_env.check("run")
     text = str(caught.value)
-    lacks = [word for word in ("flax", "ipykernel", "ipython", "nbconvert", "nbformat", "papermill", "tqdm")]
+    lacks = ["flax", "ipykernel", "ipython", "nbconvert", "nbformat", "papermill", "tqdm"]
     assert f"lacks {', '.join(lacks)}." in text
     (line,) = re.findall(r"^  python3 -m pip install .*$", text, re.MULTILINE)
     assert line.split()[4:7] == ["jax==0.11.2.dev1+nv", "jaxlib==0.11.2", "numpy==2.3.1"]
     assert line.split()[7 : 7 + len(lacks)] == lacks
 
 
-def test_own_interpreter_with_an_old_jax_is_told_so(monkeypatch, only):
+def test_own_interpreter_with_an_old_jax_is_told_so_and_else_used_as_it_is(monkeypatch):
+    monkeypatch.setattr(make_env, "choose_set", lambda: make_env.Choice("cuda13", "", False))
     monkeypatch.setattr(make_env, "installed_version", lambda name: {"jax": "0.8.1"}.get(name, "99"))
-    with pytest.raises(make_env.Problem, match=r"lacks jax 0\.9\.2 or newer \(has 0\.8\.1\)"):
+    with pytest.raises(make_env.Problem, match=r"lacks jax 0\.9\.2 or newer \(has 0\.8\.1\)") as caught:
         make_env.check("run")
-
-
-def test_own_interpreter_that_has_everything_is_used_as_it_is(monkeypatch):
+    assert "'jax[cuda13]>=0.9.2'" in str(caught.value)
     monkeypatch.setattr(make_env, "installed_version", lambda name: "99.0")
-    for purpose in ("run", "lab", "test", "lint", "format", "bench", "doctor"):
+    for purpose in ("run", "lab", "test", "lint", "format", "bench", "doctor", "saved"):
         make_env.check(purpose)
 
 
@@ -356,26 +299,16 @@ def test_own_interpreter_that_has_everything_is_used_as_it_is(monkeypatch):
 def locked(name, python):
     """Package name to version in one lock, for one Python on Linux; no package may stand there twice."""
     text = (ROOT / "deploy" / "locks" / f"{name}.txt").read_text()
-    environment = {
-        "implementation_name": "cpython",
-        "os_name": "posix",
-        "platform_machine": "x86_64",
-        "platform_python_implementation": "CPython",
-        "platform_system": "Linux",
-        "python_full_version": f"{python}.4",
-        "python_version": python,
-        "sys_platform": "linux",
-    }
+    environment = {"python_version": python, "python_full_version": f"{python}.4", "sys_platform": "linux"}
+    environment |= {"platform_machine": "x86_64", "platform_system": "Linux"}
     packages = {}
     for line in text.splitlines():
         if not re.match(r"[A-Za-z0-9]", line):
             continue
         requirement = Requirement(line.rstrip(" \\"))
         if requirement.marker is None or requirement.marker.evaluate(environment):
-            (pin,) = requirement.specifier
-            assert pin.operator == "==", line
             assert canonicalize_name(requirement.name) not in packages, line
-            packages[canonicalize_name(requirement.name)] = Version(pin.version)
+            packages[canonicalize_name(requirement.name)] = Version(str(requirement.specifier).removeprefix("=="))
     return packages
 
 
@@ -403,13 +336,6 @@ def test_every_lock_has_hashes_and_names_no_place(name):
     assert not re.search(r"https?:|file:|@ |--index|--find-links|^#.*/\w+/", text, re.MULTILINE)
 
 
-def test_newer_pythons_get_a_newer_jax_and_no_lock_goes_under_the_floor():
-    (floor,) = next(r for r in map(Requirement, PROJECT["project"]["dependencies"]) if r.name == "jax").specifier
-    for name in SETS:
-        old, new = locked(name, "3.11")["jax"], locked(name, "3.13")["jax"]
-        assert Version(floor.version) <= old <= new
-
-
 # ---- the commands
 
 
@@ -424,13 +350,9 @@ def test_help_is_the_default_and_lists_every_target():
 
 
 def test_every_make_command_in_the_readme_is_a_target():
-    readme = ROOT / "README.md"
-    assert readme.exists(), "README.md has the two commands"
-    text = readme.read_text()
-    code = "\n".join(re.findall(r"```.*?```|`[^`]+`", text, re.DOTALL))
+    code = "\n".join(re.findall(r"```.*?```|`[^`]+`", (ROOT / "README.md").read_text(), re.DOTALL))
     named = set(re.findall(r"\bmake ([a-z]+)\b", code))
-    assert {"run", "test"} <= named
-    assert named <= targets(), f"no such target: {sorted(named - targets())}"
+    assert {"run", "test"} <= named <= targets()
 
 
 def test_ci_calls_the_two_commands():
@@ -443,14 +365,12 @@ def test_ci_calls_the_two_commands():
 @pytest.mark.parametrize("body", ["exit 3", "kill -INT $$"])
 def test_a_failed_or_interrupted_command_fails_make(checkout, body):
     fake = script(checkout, "python", f'case "$1" in -m) {body} ;; esac')
-    done = subprocess.run(["make", "run", f"PYTHON={fake}"], cwd=checkout, capture_output=True, text=True, timeout=20)
+    done = run(["make", "run", f"PYTHON={fake}"], checkout)
     assert done.returncode != 0
 
 
 @pytest.mark.parametrize("name", ["BASE_PYTHON", "PYTHON"])
 def test_make_names_a_python_that_is_not_here(checkout, name):
-    done = subprocess.run(
-        ["make", "run", f"{name}=not-a-python"], cwd=checkout, capture_output=True, text=True, timeout=20
-    )
+    done = run(["make", "run", f"{name}=not-a-python"], checkout)
     assert done.returncode != 0
     assert f"make: {name}=not-a-python is not here." in done.stderr

@@ -109,7 +109,8 @@ def test_a_file_is_written_and_read_back(tmp_path):
 
 def test_records_are_found_by_their_fields_and_the_latest_wins():
     rows = Records([
-        timing("xla", 1.0, dtype="float32"), timing("xla", 2.0, dtype="bfloat16"), Finding(name="error", value=1, label="xla"),
+        timing("xla", 1.0, dtype="float32"), timing("xla", 2.0, dtype="bfloat16"),
+        Finding(name="error", value=1, label="xla"),
         timing("xla", 3.0, dtype="bfloat16"), Finding(name="error", value=2, label="naive"), timing("naive", 4.0),
     ])  # fmt: skip
     assert [r.ms for r in rows.find(label="xla", dtype="bfloat16")] == [2.0, 3.0]

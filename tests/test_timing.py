@@ -14,11 +14,12 @@ from attnlab.attention import naive_attention, variant
 from attnlab.device import CEILINGS, Device
 from attnlab.inputs import qkv
 from attnlab.records import LOG, Records, Shape
-from attnlab.timing import ImpossibleTime, MergedCalls, Work, benchmark, check_time, chained, work_of
+from attnlab.timing import ImpossibleTime, MergedCalls, Work, benchmark, chained, check_time, work_of
 
 L4 = Device("NVIDIA L4", "gpu", (8, 9), ceilings=CEILINGS["NVIDIA L4"])
 H200 = Device("NVIDIA H200", "gpu", (9, 0), ceilings=CEILINGS["NVIDIA H200"])
 UNKNOWN = Device("NVIDIA X1", "gpu", (9, 0))
+CPU = Device("a CPU", "cpu")
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +77,9 @@ def test_an_impossible_time_comes_with_its_arithmetic():
 @pytest.mark.parametrize(
     "work, d",
     [
-        (LONG, UNKNOWN), (Work(None, "bfloat16", "full", None, None), H200), (work_of(spec(Shape.square(1, 8, 1, 8), "int8")), L4),
+        (LONG, UNKNOWN),
+        (Work(None, "bfloat16", "full", None, None), H200),
+        (work_of(spec(Shape.square(1, 8, 1, 8), "int8")), L4),
         (work_of([jax.ShapeDtypeStruct((8, 8), "float32")]), H200),
     ],
     ids=["unknown device", "unknown work", "unknown dtype", "not attention"],
@@ -102,13 +105,14 @@ def test_work_given_by_hand_has_a_bound_too():
 @pytest.mark.parametrize(
     "options, mask, pairs",
     [({}, "full", 64), (dict(is_causal=True), "causal", 36), (dict(local_window_size=(1, 0)), "window (1, 0)", 15),
-     (dict(local_window_size=2), "window 2", 34), (dict(local_window_size=(2, 0), is_causal=True), "window (2, 0) causal", 21)],
+     (dict(local_window_size=2), "window 2", 34),
+     (dict(local_window_size=(2, 0), is_causal=True), "window (2, 0) causal", 21)],
     ids=str,
 )  # fmt: skip
 def test_hidden_pairs_earn_no_flops(options, mask, pairs):
     work = work_of(spec(Shape.square(1, 8, 2, 4)), **options)
     assert (work.mask, work.flops) == (mask, 4 * 2 * 4 * pairs)
-    row = benchmark(naive_attention, *qkv(1, 8, 2, 4), label="x", seconds=0.01, device=UNKNOWN, **options)
+    row = benchmark(naive_attention, *qkv(1, 8, 2, 4), label="x", seconds=0.01, device=CPU, **options)
     assert row.mask == mask and row.tflops == pytest.approx(4 * 2 * 4 * pairs / row.ms / 1e9)
 
 
@@ -126,7 +130,24 @@ def sleeper(seconds: float):
 
 
 X = jnp.ones((4, 4))
-CPU = Device("a CPU", "cpu")
+
+
+def test_a_clock_waits_for_what_a_call_only_queues(monkeypatch):
+    """A call of many products returns at once on a CPU too, and its result comes later."""
+    x = jnp.ones((256, 256)) / 256
+    many = jax.jit(lambda x: jax.lax.scan(lambda c, _: (c @ x, None), x, None, length=100)[0])
+    blocked = []
+    for _ in range(5):
+        start = time.perf_counter()
+        pending = many(x)
+        queued = time.perf_counter() - start
+        jax.block_until_ready(pending)
+        blocked.append((time.perf_counter() - start) * 1e3)
+    assert queued * 1e3 < min(blocked) / 4  # or this test could not tell
+    row = benchmark(many, x, label="many", seconds=0.2, device=CPU)
+    assert row.p20 > min(blocked) / 3 and row.wall_ms > min(blocked) / 3
+    fake_cupti(monkeypatch, RuntimeError("no"))
+    assert benchmark(lambda x: many(x) @ x, x, label="many", seconds=0.1, device=UNKNOWN).ms > min(blocked) / 3
 
 
 def test_a_time_is_one_of_work_that_was_waited_for():
@@ -136,7 +157,7 @@ def test_a_time_is_one_of_work_that_was_waited_for():
     assert (row.flops, row.bytes, row.bound_ms, row.tflops, row.shape) == (None,) * 5
 
 
-@pytest.mark.parametrize("sleep, seconds, least, most", [(0.02, 0.2, 3, 10), (0.2, 0.1, 3, 3), (0, 0.2, 20, 100)])
+@pytest.mark.parametrize("sleep, seconds, least, most", [(0.02, 0.2, 3, 10), (0.2, 0.1, 3, 3), (0, 0.2, 10, 100)])
 def test_the_time_spent_is_bounded_and_the_samples_counted(sleep, seconds, least, most):
     start = time.perf_counter()
     row = benchmark(sleeper(sleep), X, label="x", seconds=seconds, device=CPU)
@@ -161,7 +182,7 @@ def test_measuring_again_still_compiles(wrap):
     args = qkv(1, 16, 2, 8)
     fn(*args)
     seconds = [benchmark(fn, *args, label="x", seconds=0.01).compile_s for _ in range(3)]
-    assert min(seconds) > 0.2 * max(seconds) and min(seconds) > 5e-3
+    assert min(seconds) > 0.1 * max(seconds) and min(seconds) > 5e-3
 
 
 def test_the_spread_is_that_of_the_samples(monkeypatch):
@@ -206,7 +227,7 @@ def test_running_out_of_memory_on_the_way_is_said_so(log):
 
 def test_a_clock_that_did_not_wait_is_caught_here_too(monkeypatch):
     monkeypatch.setattr(timing, "_wall_once", lambda *_: 1e-7)
-    with pytest.raises(ImpossibleTime, match="cores"):
+    with pytest.raises(ImpossibleTime, match="is impossible on"):
         benchmark(naive_attention, *qkv(1, 64, 2, 32), label="x", seconds=0.01)
 
 
@@ -276,20 +297,20 @@ REFUSALS = {
 @pytest.mark.parametrize("refusal", REFUSALS.values(), ids=REFUSALS)
 def test_a_refused_cupti_falls_back_to_a_chain_and_says_so(monkeypatch, refusal):
     fake_cupti(monkeypatch, refusal)
-    row = benchmark(naive_attention, *qkv(1, 256, 4, 64), label="x", seconds=0.1, device=H200)
+    sleep = sleeper(0.005)
+    row = benchmark(lambda x: sleep(x) @ x, jnp.eye(16), label="x", seconds=0.1, device=UNKNOWN)
     assert row.clock == "chain" and row.kernels == ()
     assert row.note.startswith("no CUPTI (") and "chain" in row.note and "\n" not in row.note
     if isinstance(refusal, Exception):
         assert "CUPTI_ERROR_INSUFFICIENT_PRIVILEGES" in row.note
     assert row.p20 <= row.ms <= row.p80 and row.samples >= 3
-    assert row.ms < 3 * row.wall_ms
+    assert 3 < row.ms < 30  # the slope of 5 ms calls
 
 
-def test_the_slope_of_a_chain_is_the_time_of_one_call(monkeypatch):
-    fake_cupti(monkeypatch, RuntimeError("no"))
-    sleep = sleeper(0.005)
-    row = benchmark(lambda x: sleep(x) @ x, jnp.eye(16), label="x", seconds=0.3, device=UNKNOWN)
-    assert row.clock == "chain" and 4.5 < row.ms < 15
+def test_attention_can_be_chained(monkeypatch):
+    args = qkv(2, 256, 4, 64)
+    single = evidence.program(naive_attention, *args)
+    assert len(timing._chain(naive_attention, args, single, 0.1)) >= 3
 
 
 UNCHAINABLE = {

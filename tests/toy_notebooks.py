@@ -30,7 +30,7 @@ def notebook(*cells: dict, title: str = "A toy") -> dict:
     """A canonical notebook of these cells."""
     about = {"title": title, "minutes": 5, "needs": "nothing"}
     nb = {"nbformat": 4, "nbformat_minor": 5, "metadata": {"attnlab": about}, "cells": list(cells)}
-    return notebook_files.tidy(nb)[0]
+    return notebook_files.tidy(nb)
 
 
 def write(path, nb: dict) -> pathlib.Path:

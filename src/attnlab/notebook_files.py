@@ -18,7 +18,6 @@ import re
 import sys
 
 FILE_NAME = re.compile(r"\d\d_[a-z0-9_]+")
-CELL_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 # Absolute paths of the machine that made the outputs; they mean nothing elsewhere and change every diff.
 MACHINE_PATH = re.compile(
     r"(?<![\w.:/-])/(?:home|root|tmp|opt|mnt|work|workspace|Users)/[^\s'\"<>:,)]*|[^\s'\"<>:,(]*/site-packages/"
@@ -26,18 +25,10 @@ MACHINE_PATH = re.compile(
 
 KERNELSPEC = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 # Without a Python version, which would change with every machine.
-LANGUAGE_INFO = {
-    "file_extension": ".py",
-    "mimetype": "text/x-python",
-    "name": "python",
-    "pygments_lexer": "ipython3",
-}
+LANGUAGE_INFO = {"file_extension": ".py", "mimetype": "text/x-python", "name": "python", "pygments_lexer": "ipython3"}
 CELL_METADATA = {"tags", "jupyter"}
-CELL_FIELDS = {
-    "code": {"cell_type", "execution_count", "id", "metadata", "outputs", "source"},
-    "markdown": {"attachments", "cell_type", "id", "metadata", "source"},
-    "raw": {"attachments", "cell_type", "id", "metadata", "source"},
-}
+CELL_FIELDS = {"attachments", "cell_type", "execution_count", "id", "metadata", "outputs", "source"}
+BY_PAPERMILL = {"injected-parameters", "papermill-error-cell-tag"}
 
 
 class NotebookError(ValueError):
@@ -61,49 +52,38 @@ def course_notebooks(folder) -> list[CourseNotebook]:
     """The course's notebooks in `folder`, in their order: files named NN_name.ipynb, others are left out.
 
     Raises:
-      NotebookError: no such folder, no notebook in it, two with one number, or one that can't be read.
+      NotebookError: no notebook there, or one that can't be read.
     """
-    folder = pathlib.Path(folder)
-    if not folder.is_dir():
-        raise NotebookError(f"no folder {folder}: give the course's notebooks with --notebooks DIR")
-    found = [describe(p) for p in sorted(folder.glob("*.ipynb")) if FILE_NAME.fullmatch(p.stem)]
-    if not found:
+    paths = [p for p in sorted(pathlib.Path(folder).glob("*.ipynb")) if FILE_NAME.fullmatch(p.stem)]
+    if not paths:
         raise NotebookError(f"no notebook named like 00_start_here.ipynb in {folder}: give --notebooks DIR")
-    for one, other in zip(found, found[1:], strict=False):
-        if one.number == other.number:
-            raise NotebookError(f"{one.path.name} and {other.path.name} have one number: rename one of them")
-    return found
+    return [describe(p) for p in paths]
 
 
 def describe(path) -> CourseNotebook:
     """What the notebook at `path` says about itself. Raises `NotebookError`."""
     path = pathlib.Path(path)
     nb = read(path)
-    about = nb.get("metadata", {}).get("attnlab") or {}
+    about = nb["metadata"].get("attnlab", {})
     return CourseNotebook(
         path=path,
         name=path.stem,
         number=path.stem.split("_")[0],
-        title=str(about.get("title", path.stem)),
-        minutes=int(about.get("minutes", 0)),
-        needs=str(about.get("needs", "")),
-        parameters=parameters(nb, path),
+        title=about.get("title", path.stem),
+        minutes=about.get("minutes", 0),
+        needs=about.get("needs", ""),
+        parameters=parameters(nb),
     )
 
 
-def parameters(nb: dict, path="the notebook") -> dict[str, str]:
+def parameters(nb: dict) -> dict[str, str]:
     """Name and source of the default of every assignment in the cell tagged `parameters`."""
-    cells = [c for c in nb["cells"] if c["cell_type"] == "code" and "parameters" in tags(c)]
+    text = "\n".join(source(c) for c in code_cells(nb) if "parameters" in tags(c))
     try:
-        tree = ast.parse(source(cells[0])) if cells else ast.Module([], [])
-    except SyntaxError as e:
-        raise NotebookError(f"{path}: the parameters cell is not Python: {e.msg} (line {e.lineno})") from e
-    found = {}
-    for node in tree.body:
-        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        if getattr(node, "value", None) is not None:
-            found |= {t.id: ast.unparse(node.value) for t in targets if isinstance(t, ast.Name)}
-    return found
+        assigned = [node for node in ast.parse(text).body if isinstance(node, ast.Assign)]
+    except SyntaxError:  # the notebook fails in this cell when it runs, and the others go on
+        return {}
+    return {t.id: ast.unparse(node.value) for node in assigned for t in node.targets if isinstance(t, ast.Name)}
 
 
 def read(path) -> dict:
@@ -114,21 +94,24 @@ def read(path) -> dict:
         raise NotebookError(f"{path}: {e.strerror}") from e
     except ValueError as e:
         raise NotebookError(f"{path}: not a notebook, the file is not JSON: {e}") from e
-    cells = nb.get("cells") if isinstance(nb, dict) else None
-    known = isinstance(cells, list) and all(isinstance(c, dict) and c.get("cell_type") in CELL_FIELDS for c in cells)
-    if not known:
+    if not isinstance(nb, dict) or nb.get("nbformat") != 4:
         raise NotebookError(f"{path}: not a notebook of format 4: open it in JupyterLab and save it")
     return nb
 
 
+def code_cells(nb: dict) -> list[dict]:
+    """The code cells, in their order."""
+    return [c for c in nb["cells"] if c["cell_type"] == "code"]
+
+
 def source(cell: dict) -> str:
     """The text of a cell."""
-    return joined(cell.get("source", ""))
+    return joined(cell["source"])
 
 
 def tags(cell: dict) -> list[str]:
     """The tags of a cell."""
-    return cell.get("metadata", {}).get("tags", [])
+    return cell["metadata"].get("tags", [])
 
 
 def joined(text) -> str:
@@ -141,132 +124,89 @@ def dumps(nb: dict) -> str:
     return json.dumps(nb, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
 
-def tidy(nb: dict) -> tuple[dict, list[tuple[int | None, str]]]:
-    """A canonical copy of `nb`, and what had to change: (cell number from 1 or None, what was wrong).
+# --- the canonical form
 
-    Nothing here needs a run: no output is invented, and only stderr and timing are dropped.
-    """
-    nb = copy.deepcopy(nb)
-    changed = []
-    wanted = copy.deepcopy({"kernelspec": KERNELSPEC, "language_info": LANGUAGE_INFO})
-    if "attnlab" in nb.get("metadata", {}):
-        wanted["attnlab"] = nb["metadata"]["attnlab"]
-    if nb.get("metadata") != wanted:
-        found = nb.get("metadata", {})
-        names = sorted(k for k in found.keys() | wanted.keys() if found.get(k) != wanted.get(k))
-        changed.append((None, f"notebook metadata is not canonical: {', '.join(names)}"))
-        nb["metadata"] = wanted
-    if (nb.get("nbformat"), nb.get("nbformat_minor")) != (4, 5):
-        changed.append((None, f"format {nb.get('nbformat')}.{nb.get('nbformat_minor')}, wanted 4.5"))
-        nb["nbformat"], nb["nbformat_minor"] = 4, 5
 
-    kept, seen, count = [], set(), 0
-    for number, cell in enumerate(nb["cells"], 1):
-        text = source(cell)
-        if "injected-parameters" in tags(cell) or "papermill-error-cell-tag" in tags(cell):
-            changed.append((number, "a cell that papermill put in"))
+def tidy(nb: dict) -> dict:
+    """A canonical copy of `nb`. No output is invented; warnings on stderr and times are dropped."""
+    metadata = {"kernelspec": KERNELSPEC, "language_info": LANGUAGE_INFO}
+    metadata |= {key: value for key, value in nb["metadata"].items() if key == "attnlab"}
+    cells = [kept for _, kept in _tidied(nb) if kept]
+    return {"cells": cells, "metadata": copy.deepcopy(metadata), "nbformat": 4, "nbformat_minor": 5}
+
+
+def _tidied(nb: dict):
+    """Each cell with its canonical form, {} where that is not to have the cell."""
+    taken, count = set(), 0
+    for cell in nb["cells"]:
+        text = source(cell).strip("\n")
+        if not text.strip() or BY_PAPERMILL & set(tags(cell)):
+            yield cell, {}
             continue
-        if not text.strip():
-            changed.append((number, "an empty cell"))
-            continue
-        for what in _tidy_cell(cell, text, seen):
-            changed.append((number, what))
-        if cell["cell_type"] == "code" and cell["execution_count"] is not None:
-            count += 1
-            counted = [cell] + [o for o in cell["outputs"] if o.get("output_type") == "execute_result"]
-            if any(c.get("execution_count") != count for c in counted):
-                changed.append((number, f"execution count {cell['execution_count']}, wanted {count}"))
-                for c in counted:
-                    c["execution_count"] = count
-        kept.append(cell)
-    nb["cells"] = kept
-    return nb, changed
-
-
-def _tidy_cell(cell: dict, text: str, seen: set) -> list[str]:
-    changed = []
-    stripped = text.strip("\n")
-    if stripped != text:
-        changed.append("empty lines around the source")
-    cell["source"] = stripped.splitlines(True)
-    extra = sorted(cell.keys() - CELL_FIELDS[cell["cell_type"]])
-    if extra:
-        changed.append(f"unknown fields: {', '.join(extra)}")
-        for key in extra:
-            del cell[key]
-    metadata = {k: v for k, v in cell.get("metadata", {}).items() if k in CELL_METADATA and v}
-    if metadata != cell.get("metadata"):
-        names = sorted(k for k in cell.get("metadata", {}) if k not in metadata)
-        changed.append(f"metadata that is not content: {', '.join(names) or 'missing'}")
-        cell["metadata"] = metadata
-    name = cell.get("id")
-    if not isinstance(name, str) or not CELL_ID.fullmatch(name) or name in seen:
-        changed.append("no cell id" if not name else f"cell id {name!r} is taken or not allowed")
-        # From the text, so that formatting twice gives one id.
+        kept = {key: value for key, value in cell.items() if key in CELL_FIELDS}
+        kept["source"] = text.splitlines(True)
+        kept["metadata"] = {key: value for key, value in cell["metadata"].items() if key in CELL_METADATA and value}
         n = 0
-        while (name := hashlib.sha256(f"{n}{stripped}".encode()).hexdigest()[:8]) in seen:
+        while kept.get("id", "") in {"", *taken}:  # from the text, so that formatting twice gives one id
+            kept["id"] = hashlib.sha256(f"{n}{text}".encode()).hexdigest()[:8]
             n += 1
-        cell["id"] = name
-    seen.add(cell["id"])
-    if cell["cell_type"] == "code":
-        cell.setdefault("execution_count", None)
-        outputs = [o for o in cell.get("outputs", []) if o.get("name") != "stderr"]
-        if len(outputs) != len(cell.get("outputs", [])):
-            changed.append("output on stderr")
-        full = [o for o in outputs if o.get("output_type") != "display_data" or o.get("data")]
-        if len(full) != len(outputs):
-            changed.append("an output with nothing in it")  # what a cleared progress line leaves
-        outputs = full
-        cell["outputs"] = _merged(outputs)
-        if len(cell["outputs"]) != len(outputs):
-            changed.append("one stream in several pieces")
-        for o in cell["outputs"]:
-            if o.get("output_type") == "stream":
-                o["text"] = joined(o.get("text", "")).splitlines(True)
-            for mime, value in o.get("data", {}).items():
-                if mime.startswith("text/") or mime in ("image/svg+xml", "application/javascript"):
-                    o["data"][mime] = joined(value).splitlines(True)
-                elif not mime.endswith("json"):
-                    o["data"][mime] = joined(value)
-    return changed
+        taken.add(kept["id"])
+        if cell["cell_type"] == "code":
+            ran = cell["execution_count"] is not None
+            count += ran
+            kept["execution_count"] = count if ran else None
+            kept["outputs"] = _tidy_outputs(cell["outputs"], kept["execution_count"])
+        yield cell, kept
 
 
-def _merged(outputs: list[dict]) -> list[dict]:
-    merged = []
-    for o in outputs:
-        last = merged[-1] if merged else {}
-        if o.get("output_type") == "stream" == last.get("output_type") and o.get("name") == last.get("name"):
-            last["text"] = joined(last["text"]) + joined(o["text"])
-        else:
-            merged.append(o)
-    return merged
+def _tidy_outputs(outputs: list[dict], count: int | None) -> list[dict]:
+    kept = []
+    for o in copy.deepcopy(outputs):
+        cleared = o["output_type"] == "display_data" and not o["data"]  # what a progress line leaves
+        if cleared or o.get("name") == "stderr":
+            continue
+        if o["output_type"] == "execute_result":
+            o["execution_count"] = count
+        if o["output_type"] == "stream":
+            before = kept.pop()["text"] if kept and kept[-1]["output_type"] == "stream" else []
+            o["text"] = (joined(before) + joined(o["text"])).splitlines(True)
+        for mime, value in o.get("data", {}).items():
+            if mime.startswith("text/") or mime == "image/svg+xml":
+                o["data"][mime] = joined(value).splitlines(True)
+        kept.append(o)
+    return kept
 
 
-def needs_people(nb: dict) -> list[tuple[int | None, str]]:
-    """Faults of a tidy notebook that no rewriting of the file repairs."""
+def for_format(nb: dict) -> list[tuple[int | None, str]]:
+    """What `format` would change: (cell number from 1 or None, what is not canonical)."""
+    found = []
+    whole = [b["metadata"] | {"nbformat_minor": b["nbformat_minor"]} for b in (nb, tidy(nb))]
+    for number, (given, wanted) in enumerate([whole, *_tidied(nb)]):
+        names = sorted(key for key in given.keys() | wanted.keys() if given.get(key) != wanted.get(key))
+        if not wanted:
+            found.append((number, "empty, or put in by papermill"))
+        elif names:
+            found.append((number or None, f"not canonical: {', '.join(names)}"))
+    return found
+
+
+def for_people(nb: dict) -> list[tuple[int | None, str]]:
+    """Faults that no rewriting of the file repairs."""
     found = []
     code = [(n, c) for n, c in enumerate(nb["cells"], 1) if c["cell_type"] == "code"]
     tagged = [n for n, c in code if "parameters" in tags(c)]
     if len(tagged) != 1:
-        where = f" (cells {', '.join(map(str, tagged))})" if tagged else ""
-        found.append((None, f"{len(tagged)} cells tagged parameters{where}, wanted one"))
-    if all(c["execution_count"] is None for _, c in code):
+        found.append((None, f"{len(tagged)} cells tagged parameters, wanted one"))
+    unrun = [n for n, c in code if c["execution_count"] is None]
+    if len(unrun) == len(code):
         found.append((None, "was never run: its outputs are missing"))
     else:
-        unrun = [str(n) for n, c in code if c["execution_count"] is None]
-        if unrun:
-            found.append((None, f"not run, so without an execution count: cell {', '.join(unrun)}"))
+        found += [(n, "not run, so without an execution count") for n in unrun]
     for n, cell in code:
         for o in cell["outputs"]:
-            if o.get("output_type") == "error" and "raises-exception" not in tags(cell):
-                found.append((n, f"ends in an error: {o.get('ename')}: {o.get('evalue')}"))
+            if o["output_type"] == "error" and "raises-exception" not in tags(cell):
+                found.append((n, f"ends in an error: {o['ename']}: {o['evalue']}"))
         found += [(n, f"an output names a path of the machine: {p}") for p in _machine_paths(cell)]
-    import nbformat  # here, because reading the course needs none of it
-
-    try:
-        nbformat.validate(nbformat.from_dict(copy.deepcopy(nb)))
-    except nbformat.ValidationError as e:
-        found.append((None, f"is not valid nbformat: {str(e).splitlines()[0]}"))
     return found
 
 
@@ -275,31 +215,19 @@ def _machine_paths(cell: dict) -> list[str]:
     for o in cell["outputs"]:
         texts += [o.get("text", ""), o.get("traceback", ""), o.get("evalue", "")]
         texts += [v for mime, v in o.get("data", {}).items() if mime.startswith("text/")]
-    found = (m.group() for text in texts for m in MACHINE_PATH.finditer(joined(text)))
-    return list(dict.fromkeys(found))
-
-
-def files(paths) -> list[pathlib.Path]:
-    """The notebooks at `paths`: files as given, and those directly in folders. Raises `NotebookError`."""
-    found = []
-    for path in map(pathlib.Path, paths):
-        inside = sorted(path.glob("*.ipynb")) if path.is_dir() else [path]
-        if not inside or not inside[0].exists():
-            raise NotebookError(f"no notebook at {path}")
-        found += inside
-    return found
+    return list(dict.fromkeys(m.group() for text in texts for m in MACHINE_PATH.finditer(joined(text))))
 
 
 def check(path) -> list[str]:
     """One line a fault of the notebook at `path`: file, cell number from 1, what is wrong."""
     try:
         nb = read(path)
-        tidied, changed = tidy(nb)
     except NotebookError as e:
         return [str(e)]
-    if not changed and dumps(tidied) != pathlib.Path(path).read_text(encoding="utf-8"):
+    changed = for_format(nb)
+    if not changed and dumps(nb) != pathlib.Path(path).read_text(encoding="utf-8"):
         changed = [(None, "the JSON is not laid out canonically")]
-    faults = [(n, f"{what}; `make format` repairs it") for n, what in changed] + needs_people(tidied)
+    faults = [(n, f"{what}; `make format` repairs it") for n, what in changed] + for_people(nb)
     faults.sort(key=lambda f: f[0] or 0)
     return [f"{path}: {what}" if n is None else f"{path}: cell {n}: {what}" for n, what in faults]
 
@@ -307,31 +235,28 @@ def check(path) -> list[str]:
 def format(path) -> bool:
     """Write the notebook at `path` in canonical form. True when the file changed."""
     path = pathlib.Path(path)
-    text = dumps(tidy(read(path))[0])
-    if text == path.read_text(encoding="utf-8"):
-        return False
-    beside = path.with_name(path.name + ".tmp")  # so that an interrupted write loses nothing
-    beside.write_text(text, encoding="utf-8")
-    beside.replace(path)
-    return True
+    text = dumps(tidy(read(path)))
+    changed = text != path.read_text(encoding="utf-8")
+    if changed:
+        path.write_text(text, encoding="utf-8")
+    return changed
 
 
 def main(argv=None) -> int:
     """`check` or `format` the notebooks given; the exit status is 1 when faults are left."""
     parser = argparse.ArgumentParser("python -m attnlab.notebook_files", description=__doc__.splitlines()[0])
     parser.add_argument("action", choices=["check", "format"])
-    parser.add_argument("path", nargs="+", help="notebooks, or folders of notebooks")
+    parser.add_argument("path", nargs="+", type=pathlib.Path, help="notebooks, or folders of notebooks")
     args = parser.parse_args(argv)
-    try:
-        paths = files(args.path)
-        if args.action == "format":
-            for path in paths:
-                if format(path):
-                    print(f"{path}: formatted")
-    except NotebookError as e:
-        print(f"attnlab: {e}", file=sys.stderr)
-        return 1
-    faults = [line for path in paths for line in check(path)]
+    paths = [p for given in args.path for p in (sorted(given.glob("*.ipynb")) if given.is_dir() else [given])]
+    faults = []
+    for path in paths:
+        try:
+            if args.action == "format" and format(path):
+                print(f"{path}: formatted")
+        except NotebookError:
+            pass  # check says it
+        faults += check(path)
     print("".join(line + "\n" for line in faults), end="")
     return 1 if faults else 0
 

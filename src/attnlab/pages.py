@@ -3,14 +3,13 @@
 They follow the reader's light or dark theme, and the index has no script.
 """
 
-import contextlib
-import dataclasses
 import html
-import json
 import pathlib
 import re
+import warnings
 
 from attnlab.notebook_files import CourseNotebook
+from attnlab.records import Records
 
 _PAGE = """
 {%- extends 'lab/index.html.j2' -%}
@@ -33,13 +32,11 @@ nav.course a { color: var(--jp-content-link-color); }
 """
 
 
-def write_page(notebook, page, title: str) -> pathlib.Path:
+def write_page(notebook, page, title: str) -> None:
     """Write the executed `notebook` as one HTML file that follows the reader's light or dark theme.
 
     Scripts are left out, except the one that sets formulas, and that only where there are some.
     """
-    import warnings
-
     import nbformat
     from nbconvert import HTMLExporter
 
@@ -49,9 +46,7 @@ def write_page(notebook, page, title: str) -> pathlib.Path:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # pictures without a text are the notebook's matter, and tested there
         body, _ = HTMLExporter(raw_template=_PAGE).from_notebook_node(nb, resources={"formulas": formulas})
-    page = pathlib.Path(page)
-    page.write_text(body, encoding="utf-8")
-    return page
+    pathlib.Path(page).write_text(body, encoding="utf-8")
 
 
 _INDEX = """<!DOCTYPE html>
@@ -67,12 +62,6 @@ table {{ border-collapse: collapse; width: 100%; }}
 th, td {{ text-align: left; vertical-align: top; padding: .4rem .6rem; }}
 tr {{ border-bottom: 1px solid var(--line); }}
 td.number {{ text-align: right; font-variant-numeric: tabular-nums; }}
-body {{ color: #1b1b1b; background: #fff; }}
-a {{ color: #0b57d0; }}
-@media (prefers-color-scheme: dark) {{
-  body {{ color: #e8e8e8; background: #161616; }}
-  a {{ color: #8ab4f8; }}
-}}
 </style>
 </head>
 <body>
@@ -94,31 +83,17 @@ a {{ color: #0b57d0; }}
 """
 
 
-def write_index(course: list[CourseNotebook], out, outcomes: list) -> pathlib.Path:
-    """Write out/index.html, the course map with the `attnlab.course.Outcome` of each notebook.
-
-    Those that this run left out keep what the last run said of them.
-    """
+def write_index(course: list[CourseNotebook], out, outcomes: dict) -> pathlib.Path:
+    """Write out/index.html: the course map, with the `attnlab.course.Outcome` of each notebook by name."""
     out = pathlib.Path(out)
-    state_file = out / "run.json"
-    try:
-        state = json.loads(state_file.read_text(encoding="utf-8"))
-        state = state if isinstance(state, dict) else {}
-    except (OSError, ValueError):
-        state = {}
-    state |= {o.notebook: dataclasses.asdict(o) for o in outcomes}
-    state_file.write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
-
     rows = []
     for nb in course:
-        page = f"{nb.name}.html"
-        name = html.escape(nb.name)
-        name = f'<a href="{name}.html">{name}</a>' if (out / page).exists() else name
-        o = state.get(nb.name)
-        status, seconds = (o["status"], f"{o['seconds']:.1f}") if o else ("not run", "")
-        if o and status != "done":
-            status += f" in cell {o['cell']} of {o['cells']}" if o["cell"] else " before its first cell"
-            status += f": {o['problem']}" if o["problem"] else ""
+        name = f'<a href="{nb.name}.html">{nb.name}</a>' if (out / f"{nb.name}.html").exists() else nb.name
+        status, seconds = "not run", ""
+        if o := outcomes.get(nb.name):
+            status, seconds = o.status, f"{o.seconds:.1f}"
+            status += f" {o.where}" if status != "done" else ""
+            status += f": {o.problem}" if o.problem else ""
         rows.append(
             f'<tr><th scope="row">{name}</th><td>{html.escape(nb.title)}</td>'
             f'<td class="number">{nb.minutes or ""}</td><td>{html.escape(nb.needs)}</td>'
@@ -130,25 +105,14 @@ def write_index(course: list[CourseNotebook], out, outcomes: list) -> pathlib.Pa
     return index
 
 
-def environment_of(results: pathlib.Path) -> dict:
-    """The environment in the newest record of the results folder, {} without records.
-
-    Asked of the records and not of JAX: a runner that opened the GPU would hold memory that the
-    notebooks need.
-    """
-    newest = {}
-    for path in sorted(results.glob("*.jsonl"), key=lambda p: p.stat().st_mtime):
-        for line in path.read_text(encoding="utf-8").splitlines():
-            with contextlib.suppress(ValueError, AttributeError):
-                newest = json.loads(line).get("env") or newest
-    return newest
-
-
 def _device_line(results: pathlib.Path) -> str:
-    env = environment_of(results)
-    return f"Run on {device_line(env)}." if env else "Device: not recorded in this run."
-
-
-def device_line(env: dict) -> str:
-    """The environment of a record in one line."""
-    return ", ".join(str(value) if key == "device" else f"{key} {value}" for key, value in env.items() if value)
+    # Asked of the records and not of JAX: a runner that opened the GPU would hold memory that the notebooks need.
+    try:
+        paths = sorted(results.glob("*.jsonl"), key=lambda p: p.stat().st_mtime)
+        found = [record for path in paths for record in Records.read(path)]
+    except ValueError as e:
+        return f"Device: unknown, {e}"
+    if not found:
+        return "Device: not recorded in this run."
+    env = found[-1].env.items()
+    return f"Run on {', '.join(str(v) if k == 'device' else f'{k} {v}' for k, v in env if v)}."

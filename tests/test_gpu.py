@@ -1,0 +1,122 @@
+"""On a real GPU: the clocks agree with each other, and what ran is seen."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from attnlab import device, evidence, timing
+from attnlab.attention import TOLERANCE, naive_attention, relative_error, variant
+from attnlab.features import feature, has
+from attnlab.inputs import qkv
+from attnlab.timing import benchmark
+
+
+def missing() -> str:
+    """Why these tests can't run here, or nothing."""
+    try:
+        here = device.current()
+    except device.DeviceNotFound as e:
+        return str(e)
+    if here.kind != "gpu":
+        return f"no NVIDIA GPU: JAX computes on {here.name}"
+    return "" if has("cudnn_attention") else feature("cudnn_attention").reason
+
+
+WHY_NOT = missing()
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT or "never")]
+
+
+@pytest.fixture(scope="module")
+def default():
+    return qkv(4, 128, 8, 64, dtype="bfloat16")
+
+
+@pytest.fixture(scope="module")
+def large():
+    return qkv(4, 2048, 16, 128, dtype="bfloat16")
+
+
+def test_cupti_works():
+    assert feature("cupti").ok, feature("cupti").reason
+
+
+def test_the_device_is_known_with_its_ceilings():
+    here = device.current()
+    assert here.live and here.driver and here.memory > 2**30 and here.cudnn > 90000
+    assert here.ceilings, f"add {here.name!r} to attnlab.device.CEILINGS"
+
+
+def test_cudnn_is_twice_as_fast_as_naive_on_the_device_and_the_host_does_not_see_it(default):
+    naive, cudnn = (benchmark(variant(x), *default, label=x) for x in ("naive", "cudnn"))
+    assert naive.clock == cudnn.clock == "cupti" and naive.samples >= 5
+    assert naive.ms > 2 * cudnn.ms
+    assert cudnn.wall_ms > 5 * cudnn.ms and 0.5 < naive.wall_ms / cudnn.wall_ms < 2
+
+
+@pytest.mark.parametrize("name", ["naive", "xla", "cudnn"])
+def test_every_variant_is_right_and_above_its_bound(large, name):
+    row = benchmark(variant(name), *large, label=name, check=lambda out: relative_error(out, *large))
+    assert row.error < TOLERANCE["bfloat16"] and row.bound_ms < row.p20 <= row.ms <= row.p80
+    assert sum(ms for _, ms in row.kernels) == pytest.approx(row.ms, rel=0.2)
+
+
+def test_the_chain_is_within_a_quarter_of_cupti_where_a_call_is_long(large, monkeypatch):
+    cupti = benchmark(variant("cudnn"), *large, label="cudnn")
+
+    def refuse(*_):
+        raise RuntimeError("refused for a test")
+
+    monkeypatch.setattr(timing, "_cupti", refuse)
+    chain = benchmark(variant("cudnn"), *large, label="cudnn")
+    assert (cupti.clock, chain.clock) == ("cupti", "chain") and "refused for a test" in chain.note
+    assert chain.ms == pytest.approx(cupti.ms, rel=0.25)
+
+
+def test_cudnn_is_seen_in_the_program_and_by_the_profiler(default):
+    p = evidence.program(variant("cudnn"), *default)
+    assert p.calls("__cudnn$fmhaSoftmax") == 1 and p.matmuls == 1 and not p.writes(128, 128)
+    row = benchmark(variant("cudnn"), *default, label="cudnn")
+    assert any("cudnn" in name.lower() or "sdpa" in name.lower() for name, _ in row.kernels), row.kernels
+    naive = benchmark(naive_attention, *default, label="naive")
+    assert len(naive.kernels) > 3 and not any("sdpa" in name for name, _ in naive.kernels)
+
+
+def test_causal_cudnn_is_another_program_than_full(default):
+    full = evidence.program(variant("cudnn"), *default)
+    causal = evidence.program(lambda *a: variant("cudnn")(*a, is_causal=True), *default)
+    assert full.fingerprint != causal.fingerprint
+    assert evidence.program(variant("cudnn"), *default).fingerprint == full.fingerprint
+
+
+@pytest.mark.parametrize("name", ["xla", "cudnn"])
+def test_chained_calls_all_run_on_the_gpu(default, name):
+    single = evidence.program(variant(name), *default)
+    timing.require_repeated(single, evidence.program(timing.chained(variant(name), 8), *default), 8)
+
+
+def test_the_program_promises_as_many_calls_as_the_profiler_sees(default):
+    attend = variant("cudnn")
+    for fn in (attend, timing.chained(attend, 4), lambda *a: sum(attend(*a) for _ in range(4))):
+        row = benchmark(fn, *default, label="cudnn", flops=1.0, nbytes=0.0)
+        seen = [name for name, _ in row.kernels if "sdpa" in name.lower()]
+        assert len(seen) == evidence.program(fn, *default).calls("fmha"), row.kernels
+
+
+def test_another_process_on_the_gpu_is_seen():
+    """Where nvidia-smi shows processes at all, which in a container it may not."""
+    code = "import jax.numpy as jnp, time; x = jnp.ones(8).block_until_ready(); print('up', flush=True); time.sleep(60)"
+    env = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    other = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=env)
+    try:
+        assert other.stdout.readline().strip() == "up"
+        holders = device.memory_holders()
+        if not holders:
+            pytest.skip("nvidia-smi shows no processes here")
+        assert any(h.bytes > 0 and not h.mine for h in holders)
+        used, total = device.gpu_memory()
+        assert 0 < used <= total
+    finally:
+        other.kill()
+        other.wait()
