@@ -108,7 +108,9 @@ def test_a_refused_cupti_is_told_in_its_own_words(monkeypatch, refusal):
 
     monkeypatch.setattr(profiler, "measure", refuse)
     f = features.feature("cupti", card((9, 0), live=True))
-    assert not f.ok and f.reason.startswith(f"RuntimeError: {str(refusal).splitlines()[0] if str(refusal) else ''}")
+    assert not f.ok and f.reason.startswith(
+        f"RuntimeError: {str(refusal).splitlines()[0]}" if str(refusal) else "RuntimeError"
+    )
     assert "\n" not in f.reason and "chain" in f.todo
 
 
@@ -270,23 +272,30 @@ def test_a_cudnn_on_the_library_path_is_listed_as_the_systems(tmp_path, monkeypa
 
 
 @pytest.mark.parametrize(
-    "others, warned",
-    [([9 * GIB], True), ([1 * GIB, 2 * GIB], True), ([1 * GIB], False), ([], False), (None, False)],
-    ids=str,
+    "mine, listed, warned",
+    [
+        (13, [], False),  # what is used is this process's own
+        (13, [12], False),  # … though the list knows it by another number, as in a container
+        (2, [12], True),
+        (2, [4, 8], True),
+        (2, [], True),  # a container, whose list is empty
+        (2, None, True),
+    ],
 )
-def test_others_who_hold_much_memory_are_named(monkeypatch, capsys, others, warned):
-    holders = others and [Holder(100 + i, f"kernel{i}", size, False) for i, size in enumerate(others)]
+def test_others_who_hold_much_memory_are_named(monkeypatch, capsys, mine, listed, warned):
+    holders = listed and [Holder(100 + i, f"kernel{i}", size * GIB, False) for i, size in enumerate(listed)]
     monkeypatch.setattr(session._device, "current", lambda: card((9, 0)))
     monkeypatch.setattr(session._device, "gpu_memory", lambda: (15 * GIB, 24 * GIB))
-    mine = [Holder(1, "me", 12 * GIB, True)]
-    monkeypatch.setattr(session._device, "memory_holders", lambda: None if others is None else mine + holders)
+    monkeypatch.setattr(session._device, "own_memory", lambda: mine * GIB)
+    monkeypatch.setattr(session._device, "memory_holders", lambda: holders)
     session.warn_of_others()
     said = capsys.readouterr().out
     if not warned:
         assert said == ""
         return
-    assert said.count("\n") == 1 and "24" in said and "Shut Down" in said and "me (" not in said
-    assert all(f"kernel{i} (pid {100 + i}" in said for i in range(len(others)))
+    assert said.count("\n") == 1 and "12.0 GiB of 24.0 GiB" in said and "Shut Down" in said
+    assert all(f"kernel{i} (pid {100 + i}" in said for i in range(len(listed or [])))
+    assert listed or "can not be seen" in said
 
 
 def test_no_warning_where_there_is_no_gpu(monkeypatch, capsys):

@@ -82,7 +82,9 @@ def parse_parameters(settings: list[str], notebooks: list[CourseNotebook]) -> di
             have = ", ".join(known) or "none"
             raise BadRequest(f"no parameter {name!r} in {where}{_nearest(name, known)} There are: {have}.")
         try:
-            values[name] = ast.literal_eval(text)
+            value = ast.literal_eval(text)
+            # papermill writes a tuple into the notebook as text, and a list as a list.
+            values[name] = list(value) if isinstance(value, tuple) else value
         except (ValueError, SyntaxError):
             values[name] = text
     return values
@@ -211,7 +213,10 @@ def execute(path, copy, parameters=None, on_cell=None, results=None) -> Outcome:
                 return outcome(_one_line(f"{e.ename}: {e.evalue}"))
             nbformat.write(remove_error_markers(done), copy)
         except DeadKernelError:
-            return outcome("the kernel died; the usual reason is too little memory" + _last_words(log))
+            flags = os.environ.get("XLA_FLAGS")
+            # An unknown flag ends the process before any cell could say so.
+            why = f"XLA_FLAGS={flags} may hold a flag that this JAX does not know" if flags else "too little memory"
+            return outcome(f"the kernel died; a likely reason: {why}" + _last_words(log))
         except Exception as e:  # the kernel did not start, the disk is full, …: the other notebooks may still run
             return outcome(_one_line(e) + _last_words(log))
     return outcome()

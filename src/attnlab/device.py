@@ -91,8 +91,11 @@ def nvidia_smi(*arguments: str) -> list[str] | None:
 
 
 def _query_gpu(field: str) -> str | None:
-    lines = nvidia_smi(f"--query-gpu={field}", "--format=csv,noheader,nounits")
-    return lines[0].strip() if lines else None
+    """One field of the GPU that JAX computes on; None where nvidia-smi does not tell ("[N/A]" on some boards)."""
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0]
+    lines = nvidia_smi(*(["-i", first] if first else []), f"--query-gpu={field}", "--format=csv,noheader,nounits")
+    value = lines[0].strip() if lines else ""
+    return value if value and not value.startswith("[") else None
 
 
 def _cudnn_version() -> int | None:
@@ -202,16 +205,23 @@ def memory_holders() -> list[Holder] | None:
         return None
     holders = []
     for line in lines:
-        pid, name, used = (part.strip() for part in line.split(",", 2))
+        pid, rest = line.split(",", 1)
+        name, used = (part.strip() for part in rest.rsplit(",", 1))  # a name may hold commas
         size = int(used) * 2**20 if used.isdigit() else 0
         holders.append(Holder(int(pid), os.path.basename(name), size, int(pid) == os.getpid()))
     return holders
 
 
+def own_memory() -> int:
+    """Bytes of GPU memory that this process holds for arrays, used or not."""
+    stats = jax.devices()[0].memory_stats() or {}
+    return stats.get("pool_bytes", stats.get("bytes_in_use", 0))
+
+
 def gpu_memory() -> tuple[int, int] | None:
     """Bytes used by everybody, and bytes in all, on the first GPU; None without nvidia-smi."""
     used, total = _query_gpu("memory.used"), _query_gpu("memory.total")
-    return (int(used) * 2**20, int(total) * 2**20) if used and total and used.isdigit() else None
+    return (int(used) * 2**20, int(total) * 2**20) if used and total else None
 
 
 def _version(package: str) -> str | None:

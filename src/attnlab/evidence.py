@@ -7,6 +7,7 @@ are `attnlab.timing`'s business.
 import collections
 import dataclasses
 import functools
+import json
 import math
 import re
 
@@ -18,10 +19,10 @@ from attnlab.records import LOG, Finding
 ITEMSIZE = {"pred": 1, "s8": 1, "u8": 1, "f8e4m3fn": 1, "f8e5m2": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2,
             "f32": 4, "s32": 4, "u32": 4, "f64": 8, "s64": 8, "u64": 8}  # fmt: skip
 
-_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.$-]+)[^=]*\{\s*$")
+_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.$-]+) \(.*-> .*\{\s*$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.$-]+) = (.*?) ([a-z][\w-]*)\(")
 _CALLED = re.compile(
-    r"(?:calls|to_apply|body|condition)=%?([\w.$-]+)|(?:called_computations|branch_computations)=\{([^}]*)\}"
+    r"(?:calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.$-]+)|(?:called_computations|branch_computations)=\{([^}]*)\}"
 )
 _TARGET = re.compile(r'custom_call_target="([^"]+)"')
 _ARRAY = re.compile(r"\b([a-z]+[0-9]+\w*|pred)\[([\d,]*)\]")
@@ -68,10 +69,30 @@ class Program:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """The text without what depends on where it was written: module name, metadata, source locations."""
-        body = re.sub(r", metadata=\{[^}]*\}|, backend_config=\{[^\n]*", "", self.text)
-        lines = [line for line in body.splitlines() if not line.startswith(("HloModule", "FileNames", "FunctionNames"))]
-        return "\n".join(line for line in lines if not re.match(r"^(\d+ |FileLocations|StackFrames)", line))
+        """The text without what depends on where it was written (module name, metadata) or on autotuning."""
+        lines = [line for line in self.text.splitlines() if not _HEADER.match(line)]
+        return "\n".join(_without_tuning(re.sub(r", metadata=\{[^}]*\}", "", line)) for line in lines)
+
+
+_HEADER = re.compile(r"^(HloModule|FileNames|FunctionNames|FileLocations|StackFrames|\d+ )")
+_TUNED = {"algorithm", "selected_algorithm", "triton_gemm_config", "block_level_fusion_config", "operation_queue_id",
+          "wait_on_operation_queues", "force_earliest_schedule", "reification_cost"}  # fmt: skip
+
+
+def _without_tuning(line: str) -> str:
+    """One line of HLO without what the compiler chose by trial in its backend_config; the rest of that stays."""
+    start = line.find("backend_config={")
+    if start < 0:
+        return line
+
+    def pruned(value):
+        if isinstance(value, dict):
+            return {key: pruned(v) for key, v in sorted(value.items()) if key not in _TUNED}
+        return [pruned(v) for v in value] if isinstance(value, list) else value
+
+    start += len("backend_config=")
+    config, end = json.JSONDecoder().raw_decode(line[start:])
+    return line[:start] + json.dumps(pruned(config)) + line[start + end :]
 
 
 def program(fn, *args) -> Program:

@@ -92,7 +92,8 @@ def _cupti(d: _device.Device) -> Feature:
 
         _, ms = profiler.measure(lambda x: x + 1)(jnp.ones(8))
     except Exception as e:
-        return Feature(name, False, f"{type(e).__name__}: {str(e).strip().splitlines()[0][:120]}", todo)
+        words = " ".join(str(e).split())[:120]
+        return Feature(name, False, f"{type(e).__name__}{': ' if words else ''}{words}", todo)
     return Feature(name, True, "counted one kernel") if ms else Feature(name, False, "it reported no kernel", todo)
 
 

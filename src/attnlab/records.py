@@ -98,6 +98,7 @@ def to_json(record: Timing | Finding) -> str:
     """One JSON line. NaN and infinity become strings, because JSON has no such numbers."""
 
     def plain(value):
+        value = value.item() if hasattr(value, "item") else value  # a NumPy scalar
         if isinstance(value, float) and not math.isfinite(value):
             return {"float": repr(value)}
         if isinstance(value, dict):
@@ -130,18 +131,17 @@ def from_json(line: str) -> Timing | Finding:
         found = data.get("schema") if isinstance(data, dict) else None
         raise ValueError(f"a record of schema {found!r}: this attnlab reads schema {SCHEMA}. Run the course again.")
     data = rich(data)
-    data.pop("schema")
-    kind = KINDS.get(data.pop("kind", None))
-    if kind is None:
+    kind = data.pop("kind", None)
+    if kind not in list(KINDS):
         raise ValueError(f"unknown kind of record in {line[:60]!r}: known are {', '.join(KINDS)}")
-    if data.get("shape"):
-        data["shape"] = Shape(*data["shape"])
-    if "kernels" in data:
-        data["kernels"] = tuple((name, ms) for name, ms in data["kernels"])
     try:
-        return kind(**data)
+        if data.get("shape"):
+            data["shape"] = Shape(*data["shape"])
+        if "kernels" in data:
+            data["kernels"] = tuple((name, ms) for name, ms in data["kernels"])
+        return KINDS[kind](**{key: value for key, value in data.items() if key != "schema"})
     except TypeError as e:
-        raise ValueError(f"a {kind.__name__} with other fields than this attnlab's: {e}") from e
+        raise ValueError(f"a {kind} whose fields, shape or kernels are not this attnlab's: {e}") from e
 
 
 class Records(list):

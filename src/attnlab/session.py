@@ -7,6 +7,8 @@ from attnlab.display import format_bytes
 from attnlab.records import LOG
 from attnlab.tables import show_device
 
+CONTEXT = 2**30  # what a process holds beside its arrays: the CUDA context and the libraries, generously
+
 
 def start(notebook: str) -> None:
     """Begin a notebook: an empty log of records, and the device on show.
@@ -26,16 +28,17 @@ def start(notebook: str) -> None:
 
 def warn_of_others() -> None:
     """Print who else holds the GPU's memory, if more than a tenth of it is taken by others."""
-    here = _device.current()
-    memory = _device.gpu_memory() if here.kind == "gpu" else None
+    memory = _device.gpu_memory() if _device.current().kind == "gpu" else None
     if not memory:
         return
     used, total = memory
-    others = [h for h in _device.memory_holders() or [] if not h.mine]
-    held = sum(h.bytes for h in others)
+    # Not the sum of nvidia-smi's list: in a container it is short, or knows this process by another number.
+    held = used - _device.own_memory() - CONTEXT
     if held > 0.1 * total:
+        others = [h for h in _device.memory_holders() or [] if not h.mine]
         names = ", ".join(f"{h.name} (pid {h.pid}, {format_bytes(h.bytes)})" for h in others)
         print(
-            f"Careful: {format_bytes(held)} of {format_bytes(total)} are held by {names}. Often that is another "
-            "notebook's kernel: shut it down (Kernel > Shut Down), or this one may fail with errors that name cuDNN."
+            f"Careful: {format_bytes(held)} of {format_bytes(total)} are held by "
+            f"{names or 'processes that can not be seen from here'}. Often that is another notebook's kernel: shut it "
+            "down (Kernel > Shut Down), or this one may fail with errors that name cuDNN."
         )
