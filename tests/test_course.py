@@ -190,8 +190,17 @@ def test_what_is_asked_for(tmp_path):
     assert found[0].parameters == {"repeats": "5", "name": "'x'"}
     assert course.choose(found, []) == found
     assert course.choose(found, ["02_three", "notebooks/01_two.ipynb", "1"]) == found[1:3]
-    for text, value in {"3": 3, "None": None, "(4, 128)": (4, 128), "'3'": "3", "a=b": "a=b", "": ""}.items():
+    for text, value in {"3": 3, "None": None, "(4, 128)": [4, 128], "'3'": "3", "a=b": "a=b", "": ""}.items():
         assert course.parse_parameters([f"repeats={text}"], found) == {"repeats": value}
+
+
+def test_a_dead_kernel_and_xla_flags_are_named_together(tmp_path, monkeypatch):
+    toys.write(
+        tmp_path / "00_dead.ipynb", toys.notebook(toys.parameters(), toys.code("import os\nos.kill(os.getpid(), 9)"))
+    )
+    monkeypatch.setenv("XLA_FLAGS", "--xla_no_such_flag=1")
+    outcome = course.execute(tmp_path / "00_dead.ipynb", tmp_path / "out" / "00_dead.ipynb")
+    assert outcome.status == "failed" and "XLA_FLAGS=--xla_no_such_flag=1" in outcome.problem
 
 
 def wait_for(condition, seconds):

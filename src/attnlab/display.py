@@ -62,8 +62,8 @@ def format_value(value, unit: str = "", digits: int = 3) -> str:
 
 
 def format_ms(ms) -> str:
-    """Milliseconds in the unit that reads best: "4.0 µs", "0.83 ms", "1.2 s"."""
-    return _scaled(ms, (("ns", 1e-6), ("µs", 1e-3), ("ms", 1.0), ("s", 1e3)), least=0.1, zero="ms")
+    """Milliseconds in the unit that reads best: "4.0 µs", "830 µs", "1.2 s"."""
+    return _scaled(ms, (("ns", 1e-6), ("µs", 1e-3), ("ms", 1.0), ("s", 1e3)), zero="ms")
 
 
 def format_bytes(count) -> str:
@@ -79,8 +79,8 @@ def format_count(count) -> str:
     return NOTHING if count is None else f"{count:,.0f}"
 
 
-def _scaled(value, units, zero: str, least: float = 1.0) -> str:
-    """`value` in the largest of `units` (name, size) in which it is at least `least`."""
+def _scaled(value, units, zero: str) -> str:
+    """`value` in the largest of `units` (name, size) in which it is at least 1."""
     value = _number(value)
     if value is None:
         return NOTHING
@@ -89,7 +89,7 @@ def _scaled(value, units, zero: str, least: float = 1.0) -> str:
     name, size = units[0]
     for candidate, at in units[1:]:
         # 0.9995: what rounds up to the next unit is written in it (1024 KiB is 1.0 MiB)
-        if abs(value) >= least * at * 0.9995:
+        if abs(value) >= at * 0.9995:
             name, size = candidate, at
     return f"{format_number(value / size)} {name}"
 
