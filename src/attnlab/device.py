@@ -8,7 +8,10 @@ import importlib.util
 import os
 import pathlib
 import platform
+import shutil
 import subprocess
+import sys
+import tempfile
 
 import jax
 
@@ -222,6 +225,34 @@ def gpu_memory() -> tuple[int, int] | None:
     """Bytes used by everybody, and bytes in all, on the first GPU; None without nvidia-smi."""
     used, total = _query_gpu("memory.used"), _query_gpu("memory.total")
     return (int(used) * 2**20, int(total) * 2**20) if used and total else None
+
+
+def finds_late_library() -> tuple[bool, bool]:
+    """Put a library into a new folder, name the folder in os.environ["LD_LIBRARY_PATH"], and look for the library.
+
+    Returns:
+      Whether this process found it, and whether a new process did.
+    """
+    try:
+        with open("/proc/self/maps", encoding="utf-8") as f:
+            # Any library will do; the C library's mathematics is in every Python.
+            library = next(line.split()[-1] for line in f if "libm.so" in line or "libm-" in line)
+    except (OSError, StopIteration):
+        raise RuntimeError("no library to try with: /proc/self/maps names no libm, is this Linux with glibc?") from None
+    before = os.environ.get("LD_LIBRARY_PATH")
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copy(library, os.path.join(folder, "libfound_late.so"))
+        os.environ["LD_LIBRARY_PATH"] = folder
+        try:
+            look = "import ctypes; ctypes.CDLL('libfound_late.so')"
+            child = subprocess.run([sys.executable, "-c", look], capture_output=True).returncode == 0
+            ctypes.CDLL("libfound_late.so")
+            return True, child
+        except OSError:
+            return False, child
+        finally:
+            os.environ.pop("LD_LIBRARY_PATH")
+            os.environ.update({"LD_LIBRARY_PATH": before} if before is not None else {})
 
 
 def _version(package: str) -> str | None:

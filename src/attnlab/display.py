@@ -152,7 +152,7 @@ def to_html(text: str) -> str:
 _TABLE = "border-collapse:collapse;table-layout:auto;margin:0;font-size:13px"
 _CELL = f"padding:4px 10px;border:none;border-bottom:1px solid {LINE};vertical-align:top"
 _HEAD = f"padding:4px 10px;border:none;border-bottom:2px solid {LINE};font-weight:bold;vertical-align:bottom"
-_CAPTION = "caption-side:top;text-align:left;padding:0 10px 6px 10px;font-size:14px;font-weight:bold"
+_CAPTION = "caption-side:top;text-align:left;white-space:nowrap;padding:0 10px 6px 10px;font-size:14px;font-weight:bold"
 
 
 def _html_table(title, head: str, body: str, style: str = "") -> str:

@@ -15,7 +15,7 @@ _PAGE = """
 {%- extends 'lab/index.html.j2' -%}
 {%- block html_head_js_requirejs -%}{%- endblock -%}
 {%- block html_head_js_mermaidjs -%}{%- endblock -%}
-{%- block html_head_js_mathjax -%}{%- if resources.formulas -%}{{ super() }}{%- endif -%}{%- endblock -%}
+{%- block html_head_js_mathjax -%}{%- endblock -%}
 {%- block html_head_css -%}
 {{ resources.include_css("static/theme-dark.css")
    | replace('<style type="text/css">', '<style media="(prefers-color-scheme: dark)">') }}
@@ -35,17 +35,20 @@ nav.course a { color: var(--jp-content-link-color); }
 def write_page(notebook, page, title: str) -> None:
     """Write the executed `notebook` as one HTML file that follows the reader's light or dark theme.
 
-    Scripts are left out, except the one that sets formulas, and that only where there are some.
+    There are no scripts, and nothing is fetched when the page is read: formulas stand as plain text.
+    Pictures get their alternative text from the notebook; nbconvert leaves it out.
     """
     import nbformat
     from nbconvert import HTMLExporter
 
     nb = nbformat.read(notebook, as_version=4)
     nb.metadata["title"] = title
-    formulas = any(c.cell_type == "markdown" and re.search(r"\$[^$]+\$", c.source) for c in nb.cells)
+    outputs = [o for cell in nb.cells for o in cell.get("outputs", []) if "image/png" in o.get("data", {})]
+    words = iter([o.metadata.get("image/png", {}).get("alt", "a figure") for o in outputs])
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # pictures without a text are the notebook's matter, and tested there
-        body, _ = HTMLExporter(raw_template=_PAGE).from_notebook_node(nb, resources={"formulas": formulas})
+        warnings.simplefilter("ignore")  # it warns of pictures without a text, which get theirs below
+        body, _ = HTMLExporter(raw_template=_PAGE).from_notebook_node(nb)
+    body = re.sub(r'(<img\s[^>]*?)alt="[^"]*"', lambda m: f'{m[1]}alt="{html.escape(next(words, "a figure"))}"', body)
     pathlib.Path(page).write_text(body, encoding="utf-8")
 
 

@@ -135,7 +135,7 @@ def four_steps(q, k, v) -> None:
         ("3. weights = softmax by row", weights, "key", None),
         ("4. output = weights V", weights @ v, "head dim", None),
     )
-    figure = _figure(12.0, 1.3 + 2.4 * max(0.6, min(1.3, q.shape[0] / k.shape[0])))
+    figure = _figure(9.8, 1.3 + 2.4 * max(0.6, min(1.3, q.shape[0] / k.shape[0])))
     ratios = [array.shape[1] for _, array, _, _ in steps]
     for axes, (title, array, xlabel, limit) in zip(figure.subplots(1, 4, width_ratios=ratios), steps, strict=True):
         _draw_matrix(axes, array, limit)

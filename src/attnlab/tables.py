@@ -11,7 +11,7 @@ from attnlab.display import (
     show_bars,
     show_table,
 )
-from attnlab.features import features
+from attnlab.features import features, has
 from attnlab.records import LOG, Finding, Records, Timing, saved
 
 SAVED = "H200, saved"
@@ -21,7 +21,7 @@ def _key(row):
     return (row.label, row.shape, row.dtype, row.mask)
 
 
-def _saved_elsewhere() -> Records:
+def saved_elsewhere() -> Records:
     """The saved H200 records, empty when this device is that one: what was measured here is newer."""
     rows = saved()
     return Records() if rows and rows[0].env.get("device") == _device.current().name else rows
@@ -29,7 +29,7 @@ def _saved_elsewhere() -> Records:
 
 def _merged(rows) -> list[tuple]:
     """(row here or None, saved row or None), those of here first, then saved ones at shapes not run here."""
-    beside = _saved_elsewhere().find(notebook=LOG.notebook)
+    beside = saved_elsewhere().find(notebook=LOG.notebook)
     theirs = {_key(r): r for table in {r.table for r in rows} for r in beside.find(table=table)}
     return [(r, theirs.pop(_key(r), None)) for r in rows] + [(None, r) for r in theirs.values()]
 
@@ -117,7 +117,7 @@ def show_kernels(row: Timing, title: str) -> None:
     """The kernels of one call in launch order, with the time of each; the saved H200 ones where none were seen here."""
     if not row.kernels:
         print(f"{row.label}: no kernels seen here (clock: {row.clock}{'; ' + row.note if row.note else ''})")
-        found = _saved_elsewhere().find(notebook=LOG.notebook, table=row.table, label=row.label, dtype=row.dtype)
+        found = saved_elsewhere().find(notebook=LOG.notebook, table=row.table, label=row.label, dtype=row.dtype)
         row = next((r for r in found if isinstance(r, Timing) and r.kernels), row)
     if row.kernels:
         show_table(
@@ -130,7 +130,7 @@ def show_kernels(row: Timing, title: str) -> None:
 def show_findings(name: str, title: str, form=cell_text) -> None:
     """The findings of one name in this notebook, with the H200's saved ones beside; `form` writes a value as text."""
     here = LOG.records.find(name=name)
-    theirs = {_key(f): f for f in _saved_elsewhere().find(name=name, notebook=LOG.notebook)}
+    theirs = {_key(f): f for f in saved_elsewhere().find(name=name, notebook=LOG.notebook)}
     keys = list(dict.fromkeys([_key(f) for f in here] + list(theirs)))
     mine = {_key(f): f for f in here}
     body = []
@@ -158,9 +158,10 @@ def show_device() -> None:
         ("Python", env["python"]),
     ]
     if c:
-        rows += [(f"ceiling, {dtype}", f"{format_number(rate)} TFLOP/s") for dtype, rate in c.tflops.items()]
+        as_tf32 = {"float32": "float32 as TF32"} if d.kind == "gpu" and has("tf32_matmul") else {}
+        rows += [(f"ceiling, {as_tf32.get(x, x)}", f"{format_number(rate)} TFLOP/s") for x, rate in c.tflops.items()]
         rows += [("memory bandwidth", f"{format_count(c.gbps)} GB/s")] if c.gbps else []
-        rows += [("L2 cache", format_bytes(c.l2))] if c.l2 else []
+        rows += [("L2 cache, by the driver" if d.live else "L2 cache", format_bytes(c.l2))] if c.l2 else []
         rows += [("ceilings from", c.source)]
     show_table(["", "this machine"], rows, title="The device")
 
