@@ -351,7 +351,8 @@ def test_no_saved_time_is_below_its_bound(saved):
     assert timed
     for r in timed:
         assert r.clock == "cupti" and r.bound_ms is not None and r.bound_ms <= r.ms <= 1.1 * r.wall_ms, r
-        assert r.p20 <= r.ms <= r.p80 and r.samples >= 5 and r.compile_s > 0, r
+        slack = 1 + 1e-9  # the percentiles are interpolated, each with its own rounding
+        assert r.p20 <= r.ms * slack and r.ms <= r.p80 * slack and r.samples >= 5 and r.compile_s > 0, r
         again = lab.device.CEILINGS["NVIDIA H200"].bound_ms(r.flops, r.bytes, r.dtype)
         assert r.ms >= again, r
         assert sum(ms for _, ms in r.kernels) == pytest.approx(r.ms, rel=0.25), r
