@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attnlab.attention import reference
+from attnlab.display import format_ms
 from attnlab.exercises import RIGHT, Answer, compare, together
 from attnlab.inputs import qkv
 from attnlab.records import Shape, Timing
@@ -97,7 +98,7 @@ def check_honest_ms(yours) -> Answer:
             "honest_ms", yours, 2 * least, hint, args=(_queue, work), what="time", unit="ms", atol=1.02 * least
         )
         rows = [
-            (f"time of {least:.0f} ms of work", given, f"{least:.0f} ms or more")
+            (f"time of {format_ms(least)} of work", given, f"{format_ms(least)} or more")
             if what == "time"
             else (what, given, right)
             for what, given, right in answer.rows
