@@ -19,6 +19,9 @@ WORKERS ?= auto --maxprocesses 8
 
 ifeq ($(strip $(PYTHON)),)
 PY := .venv/bin/python
+# What a module system or a container set for another Python must not reach into .venv.
+unexport PYTHONPATH
+unexport PYTHONHOME
 # What make_env.py can't say itself, because nothing can start it, is said here.
 env = @command -v "$(BASE_PYTHON)" >/dev/null || { echo "make: BASE_PYTHON=$(BASE_PYTHON) is not here." \
 	"Install Python with: sudo apt install python3-venv" >&2; exit 1; }; \

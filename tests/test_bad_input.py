@@ -164,3 +164,21 @@ def test_a_device_that_is_not_there_is_named_in_one_line():
     assert done.returncode != 0 and "DeviceNotFound" in last
     assert all(words in last for words in ("JAX_PLATFORMS='cuda'", "JAX_PLATFORMS=cpu", "make doctor"))
     assert not done.stdout
+
+
+@pytest.mark.parametrize("value, fields", [(1, {"shape": (4, 128, 8, 64)}), ([1, 2], {}), (1 + 2j, {})], ids=str)
+def test_a_finding_that_could_not_be_read_back_is_refused_where_it_is_made(value, fields):
+    from attnlab import evidence, records
+
+    before = len(records.log())
+    with pytest.raises(TypeError, match="Shape|number, text"):
+        evidence.observe("a", value, **fields)
+    assert len(records.log()) == before
+
+
+def test_a_slip_in_the_options_of_compare_is_the_callers():
+    from attnlab.comparison import compare
+    from attnlab.inputs import qkv
+
+    with pytest.raises(TypeError, match="compare takes no foo"):
+        compare({}, *qkv(1, 4, 1, 8), table="t", foo=1)

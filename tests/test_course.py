@@ -72,7 +72,7 @@ def finished(tmp_path_factory):
 
 
 def outputs(path) -> str:
-    return json.dumps([c.get("outputs") for c in toys.read(path)["cells"]])
+    return json.dumps([c.get("outputs") for c in toys.read(path)["cells"]], ensure_ascii=False)
 
 
 def test_a_failing_notebook_stops_no_other_and_the_notebooks_are_only_read(finished):
@@ -201,6 +201,12 @@ def test_a_dead_kernel_and_xla_flags_are_named_together(tmp_path, monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_no_such_flag=1")
     outcome = course.execute(tmp_path / "00_dead.ipynb", tmp_path / "out" / "00_dead.ipynb")
     assert outcome.status == "failed" and "XLA_FLAGS=--xla_no_such_flag=1" in outcome.problem
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"00_one": {"unknown": 1}}'])
+def test_a_state_file_that_was_cut_off_counts_as_no_earlier_run(tmp_path, text):
+    (tmp_path / "run.json").write_text(text)
+    assert course.last_run(tmp_path) == {}
 
 
 def wait_for(condition, seconds):

@@ -49,6 +49,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(argv=None) -> int:
     """Run one command and return its exit status: 0, 1 (it failed), 2 (wrong usage), 130 (Ctrl-C)."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal that can't show "µ" shows "?"
     args = _parser().parse_args(argv)
     from attnlab.course import BadRequest
     from attnlab.notebook_files import NotebookError
@@ -59,6 +62,8 @@ def main(argv=None) -> int:
         return _fail(e, 2)
     except (NotebookError, _CommandError) as e:
         return _fail(e, 1)
+    except ImportError as e:
+        return _fail(f"{e}: this Python is incomplete. Remove .venv (rm -r .venv) and run make again", 1)
     except OSError as e:
         return _fail(f"{e.strerror or e}: {e.filename}" if e.filename else e, 1)
     except KeyboardInterrupt:

@@ -30,6 +30,9 @@ def compare(variants: dict, q, k, v, *, table: str, is_causal=False, local_windo
       One record a variant, in order.
     """
     check_qkv(q, k, v)
+    allowed = {"flops", "nbytes", "seconds", "device"}
+    if wrong := options.keys() - allowed:  # else every row would be refused for the caller's slip
+        raise TypeError(f"compare takes no {', '.join(sorted(wrong))}: its options are {', '.join(sorted(allowed))}")
     work = work_of((q, k, v), is_causal=is_causal, local_window_size=local_window_size)
 
     def check(out) -> float:

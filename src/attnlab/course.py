@@ -132,8 +132,11 @@ def run(notebooks: list[CourseNotebook], out="build", parameters=None, course=No
 def last_run(out) -> dict[str, Outcome]:
     """What became of each notebook when it was last run into the folder `out`, by name."""
     path = pathlib.Path(out) / "run.json"
-    state = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return {name: Outcome(**fields) for name, fields in state.items()}
+    try:
+        state = json.loads(path.read_text(encoding="utf-8"))
+        return {name: Outcome(**fields) for name, fields in state.items()}
+    except (FileNotFoundError, ValueError, TypeError, AttributeError):
+        return {}  # never run, or cut off while it was written
 
 
 def _run_one(nb: CourseNotebook, out: pathlib.Path, parameters: dict, progress) -> Outcome:

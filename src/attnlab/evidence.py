@@ -14,7 +14,7 @@ import re
 import jax
 
 from attnlab import device as _device
-from attnlab.records import LOG, Finding
+from attnlab.records import LOG, Finding, Shape
 
 ITEMSIZE = {"pred": 1, "s8": 1, "u8": 1, "f8e4m3fn": 1, "f8e5m2": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2,
             "f32": 4, "s32": 4, "u32": 4, "f64": 8, "s64": 8, "u64": 8}  # fmt: skip
@@ -150,7 +150,17 @@ def parse(text: str, temp_bytes: int | None = None) -> Program:
 
 
 def observe(name: str, value, *, label: str = "", shape=None, dtype: str = "", mask: str = "full"):
-    """Record a `Finding`, a fact that is not a time, and return its value."""
+    """Record a `Finding`, a fact that is not a time, and return its value.
+
+    Raises:
+      TypeError: a value that is no number, text, bool or None, or a shape that is no `Shape`.
+    """
+    value = value.item() if getattr(value, "shape", None) == () else value  # an array of one number
+    if not isinstance(value, (bool, int, float, str, type(None))):
+        raise TypeError(f"{name!r} must be a number, text, bool or None, got {type(value).__name__}")
+    if shape is not None and not isinstance(shape, Shape):
+        raise TypeError(f"shape must be a lab.Shape, got {shape!r}: write lab.Shape.of(q, k)")
+    dtype = str(dtype)
     LOG.add(
         Finding(
             name=name,
