@@ -190,8 +190,17 @@ def test_what_is_asked_for(tmp_path):
     assert found[0].parameters == {"repeats": "5", "name": "'x'"}
     assert course.choose(found, []) == found
     assert course.choose(found, ["02_three", "notebooks/01_two.ipynb", "1"]) == found[1:3]
+
+
+def test_values_are_parsed_and_must_fit_the_notebooks_own(tmp_path):
+    toys.write(tmp_path / "00_one.ipynb", toys.notebook(toys.parameters("size = None\nrepeats = 5\nlengths = (1, 2)")))
+    found = notebook_files.course_notebooks(tmp_path)
     for text, value in {"3": 3, "None": None, "(4, 128)": [4, 128], "'3'": "3", "a=b": "a=b", "": ""}.items():
-        assert course.parse_parameters([f"repeats={text}"], found) == {"repeats": value}
+        assert course.parse_parameters([f"size={text}"], found) == {"size": value}
+    assert course.parse_parameters(["repeats=7", "lengths=(8, 9)"], found) == {"repeats": 7, "lengths": [8, 9]}
+    for wrong in ("repeats=abc", "repeats=1e3", "repeats=True", "lengths=512", "lengths=[]"):
+        with pytest.raises(course.BadRequest, match="does not fit 00_one: write it like"):
+            course.parse_parameters([wrong], found)
 
 
 def test_a_dead_kernel_and_xla_flags_are_named_together(tmp_path, monkeypatch):

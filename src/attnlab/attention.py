@@ -175,13 +175,18 @@ def relative_error(out, q, k, v, **options) -> float:
     an error over everything. Above 2^26 logits it looks at sampled query rows of every batch and head.
 
     Raises:
+      TypeError: `out` is not one array of floats.
       ValueError: `out` does not have the shape of q.
     """
+    shape = check_qkv(q, k, v)
+    if not hasattr(out, "dtype") or not jnp.issubdtype(out.dtype, jnp.floating):
+        got = getattr(out, "dtype", type(out).__name__)
+        raise TypeError(f"the output must be one array of floats with the shape of q, got {got}")
     if out.shape != q.shape:
         raise ValueError(f"the output must have the shape of q, {q.shape}, got {out.shape}")
     if bool(jnp.isnan(out).any()):
         return math.nan
-    rows = sampled_rows(check_qkv(q, k, v))
+    rows = sampled_rows(shape)
     want = reference(q, k, v, rows=rows, **options)
     got = np.asarray(out if rows is None else out[:, rows], np.float64)
     missed = np.linalg.norm(got - want, axis=(1, 3))  # (B, N)

@@ -87,7 +87,20 @@ def parse_parameters(settings: list[str], notebooks: list[CourseNotebook]) -> di
             values[name] = list(value) if isinstance(value, tuple) else value
         except (ValueError, SyntaxError):
             values[name] = text
+        for nb in notebooks:
+            _check_kind(nb, name, text, values[name])
     return values
+
+
+def _check_kind(nb: CourseNotebook, name: str, text: str, value) -> None:
+    """Refuse a value of another kind than the notebook's own; a default of None, or an expression, takes any."""
+    try:
+        default = ast.literal_eval(nb.parameters[name])
+    except (KeyError, ValueError):
+        return
+    kind = {int: int, str: str, tuple: list, list: list}.get(type(default))
+    if kind and (type(value) is not kind or value == []):
+        raise BadRequest(f"{name}={text} does not fit {nb.name}: write it like {name}={nb.parameters[name]}")
 
 
 def _nearest(word: str, words: list[str]) -> str:

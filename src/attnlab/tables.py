@@ -77,14 +77,17 @@ def show_timings(rows, title: str) -> None:
 
 
 def show_saved(number: str, device: str = "nvidia-h200") -> None:
-    """The saved comparisons of the notebook whose name begins with `number` ("03"; "" for all), one table each.
+    """The saved comparisons of the notebook whose name begins with `number` ("03", "3"; "" for all), one table each.
 
     Raises:
       LookupError: nothing is saved for it.
     """
-    rows = [r for r in saved(device) if r.notebook.startswith(number) and isinstance(r, Timing)]
+    timed = [r for r in saved(device) if isinstance(r, Timing)]
+    start = number.zfill(2) if number.isdigit() else number.removesuffix(".ipynb")
+    rows = [r for r in timed if r.notebook.startswith(start)]
     if not rows:
-        raise LookupError(f"no saved timings of a notebook {number!r} on {device}")
+        known = ", ".join(dict.fromkeys(r.notebook for r in timed)) or "none"
+        raise LookupError(f"no saved timings of a notebook {number!r} on {device}. There are: {known}")
     for notebook, table in dict.fromkeys((r.notebook, r.table) for r in rows):
         these = [r for r in rows if (r.notebook, r.table) == (notebook, table)]
         env = these[0].env
