@@ -28,7 +28,7 @@ _HOME = {
     "show_features": "tables", "show_timings": "tables", "show_times": "tables", "show_kernels": "tables",
     "show_findings": "tables",
     "heatmap": "plots", "lines": "plots", "four_steps": "plots",
-    "claim": "claims", "summary": "claims",
+    "claim": "ledger", "summary": "ledger",
     "predict": "exercises",
 }  # fmt: skip
 

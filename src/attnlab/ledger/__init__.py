@@ -1,0 +1,46 @@
+"""The ledger: every sentence of the course that a number can contradict, a file a notebook.
+
+The saved H200 records are judged by a test, so that no committed sentence contradicts the committed results.
+"""
+
+import importlib
+import pkgutil
+
+from attnlab import device as _device
+from attnlab.claims import LEDGER, UNTESTABLE
+from attnlab.display import show_table
+from attnlab.records import LOG
+from attnlab.tables import saved_elsewhere
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")
+
+
+def claim(*names: str) -> None:
+    """Show claims: the sentence, its verdict here with what was measured, and the verdict on the saved H200 run.
+
+    Raises:
+      KeyError: no claim of that name.
+    """
+    for name in names:
+        if name not in LEDGER:
+            raise KeyError(f"no claim {name!r}: the ledger has {', '.join(LEDGER)}")
+    _show([LEDGER[name] for name in names])
+
+
+def summary() -> None:
+    """Show every claim of this notebook with its verdict."""
+    mine = [c for c in LEDGER.values() if c.notebook == LOG.notebook]
+    _show(mine, title=f"What you saw, on {_device.current().name}")
+
+
+def _show(claims, title: str | None = None) -> None:
+    beside = saved_elsewhere()
+    headers = ["claim", "verdict here", "measured here"] + (["H200, saved"] if beside else [])
+    rows = []
+    for c in claims:
+        here, there = c.judge_here(), c.judge(beside)
+        saved = f"{there.state if there.state != UNTESTABLE else 'no record'}: {there.measured}"
+        row = [f"{c.sentence}\n({c.others})" if c.others else c.sentence, here.state, here.measured]
+        rows.append(row + ([saved] if beside else []))
+    show_table(headers, rows, title=title, aligns=["left"] * len(headers))
