@@ -7,8 +7,8 @@ import pytest
 
 SOURCE = pathlib.Path(__file__).parents[1] / "src" / "attnlab"
 FLOW = [
-    "records", "device", "features", "inputs", "attention", "evidence", "timing", "display", "plots", "comparison",
-    "tables", "claims", "ledger", "exercises", "checks", "session", "bench", "notebook_files", "pages", "course", "cli",
+    "records", "device", "features", "inputs", "attention", "evidence", "timing", "display", "plots", "comparison", "sweeps",
+    "tables", "curves", "claims", "ledger", "exercises", "checks", "session", "bench", "notebook_files", "pages", "course", "cli",
 ]  # fmt: skip
 
 

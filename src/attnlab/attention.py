@@ -18,26 +18,46 @@ from attnlab.records import Shape
 SAMPLE_ABOVE = 2**26  # logits; above it the reference checks sampled query rows
 
 
-def naive_attention(q, k, v, *, is_causal: bool = False):
+def naive_attention(q, k, v, *, is_causal: bool = False, local_window_size=None):
     """softmax(QKᵀ/√H)·V by hand, in the dtype of the inputs. q (B, T, N, H), k and v (B, S, K, H) → (B, T, N, H).
 
-    Raises as `attnlab.inputs.check_qkv`.
+    The masks are those of `visible`. Raises as `attnlab.inputs.check_qkv`.
     """
     shape = check_qkv(q, k, v)
     if shape.K != shape.N:
         k, v = (jnp.repeat(x, shape.N // shape.K, axis=2) for x in (k, v))
     q, k, v = (jnp.transpose(x, (0, 2, 1, 3)) for x in (q, k, v))
     scores = jnp.matmul(q, jnp.transpose(k, (0, 1, 3, 2))) / math.sqrt(shape.H)
-    if is_causal:
-        scores = jnp.where(jnp.tril(jnp.ones((shape.T, shape.S), bool)), scores, jnp.finfo(scores.dtype).min)
+    if is_causal or local_window_size is not None:
+        row, col = jnp.arange(shape.T)[:, None], jnp.arange(shape.S)[None, :]
+        left, right = _window((shape.T, shape.S) if local_window_size is None else local_window_size)
+        seen = (col >= row - left) & (col <= row + (0 if is_causal else right))
+        scores = jnp.where(seen, scores, jnp.finfo(scores.dtype).min)
     weights = jax.nn.softmax(scores, axis=-1)
     return jnp.transpose(jnp.matmul(weights, v), (0, 2, 1, 3))
+
+
+def cudnn_attention(q, k, v, *, is_causal: bool = False, local_window_size=None, **options):
+    """`jax.nn.dot_product_attention` on cuDNN, but for the window that it computes wrongly without a word.
+
+    Raises:
+      ValueError: a window without keys to the right, and no `is_causal` (jax-ml/jax#39576: the whole future is
+        seen); with `is_causal=True` it is the same pattern, and right.
+      Whatever cuDNN refuses.
+    """
+    if local_window_size is not None and not is_causal and _window(local_window_size)[1] == 0:
+        raise ValueError(
+            f"local_window_size={local_window_size} without is_causal is wrong through cuDNN: every query would see "
+            "the whole future. Pass is_causal=True as well: it is the same pattern, and cuDNN computes that one right"
+        )
+    mask = {"is_causal": is_causal, "local_window_size": local_window_size}
+    return jax.nn.dot_product_attention(q, k, v, **mask, **options, implementation="cudnn")
 
 
 VARIANTS = {
     "naive": naive_attention,
     "xla": functools.partial(jax.nn.dot_product_attention, implementation="xla"),
-    "cudnn": functools.partial(jax.nn.dot_product_attention, implementation="cudnn"),
+    "cudnn": cudnn_attention,
 }
 
 
@@ -168,11 +188,11 @@ def sampled_rows(shape: Shape) -> np.ndarray | None:
     return np.unique(np.concatenate([[0, shape.T - 1], inside]))
 
 
-def relative_error(out, q, k, v, **options) -> float:
-    """The worst head's ‖out − reference‖ / ‖reference‖ in float64; NaN if `out` holds one.
+def error_by_head(out, q, k, v, *, want=None, **options) -> np.ndarray:
+    """‖out − reference‖ / ‖reference‖ of every batch element and head, (B, N), in float64.
 
-    `options` are those of `reference`. By head, because one wrong head among thousands would hardly show in
-    an error over everything. Above 2^26 logits it looks at sampled query rows of every batch and head.
+    `options` are those of `reference`, `want` its result where it is at hand. NaN in `out` gives NaN. Above
+    2^26 logits it looks at sampled query rows of every batch and head.
 
     Raises:
       TypeError: `out` is not one array of floats.
@@ -184,14 +204,22 @@ def relative_error(out, q, k, v, **options) -> float:
         raise TypeError(f"the output must be one array of floats with the shape of q, got {got}")
     if out.shape != q.shape:
         raise ValueError(f"the output must have the shape of q, {q.shape}, got {out.shape}")
-    if bool(jnp.isnan(out).any()):
-        return math.nan
     rows = sampled_rows(shape)
-    want = reference(q, k, v, rows=rows, **options)
+    want = reference(q, k, v, rows=rows, **options) if want is None else want
     got = np.asarray(out if rows is None else out[:, rows], np.float64)
-    missed = np.linalg.norm(got - want, axis=(1, 3))  # (B, N)
+    missed = np.linalg.norm(got - want, axis=(1, 3))
     size = np.linalg.norm(want, axis=(1, 3))
-    return float((missed / np.where(size > 0, size, 1.0)).max())
+    missed[np.asarray(jnp.isnan(out).any(axis=(1, 3)))] = math.nan  # in rows that are not sampled too
+    return missed / np.where(size > 0, size, 1.0)
+
+
+def relative_error(out, q, k, v, **options) -> float:
+    """The worst head's error: the largest of `error_by_head`, NaN if `out` holds one.
+
+    The worst, because one wrong head among thousands would hardly show in an error over everything.
+    Options and errors are those of `error_by_head`.
+    """
+    return float(error_by_head(out, q, k, v, **options).max())
 
 
 # What a correct implementation stays under, relative to float64. Inputs in these dtypes are exact in the

@@ -1,6 +1,8 @@
 """The arrays of the course: q (B, T, N, H), k and v (B, S, K, H), and the checks that they really are."""
 
+import contextlib
 import operator
+import re
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +24,22 @@ def dtype_name(dtype) -> str:
     return name
 
 
+def shape_of(B: int, T: int, N: int, H: int, *, S=None, K=None) -> Shape:
+    """The checked `Shape` of these sizes, S defaulting to T and K to N. Raises as `qkv`."""
+    sizes = dict(B=B, T=T, S=T if S is None else S, N=N, K=N if K is None else K, H=H)
+    for name, size in sizes.items():
+        try:
+            sizes[name] = operator.index(size)
+        except TypeError:
+            raise TypeError(f"{name} must be a whole number, got {size!r}") from None
+        if sizes[name] < 1:
+            raise ValueError(f"{name} must be at least 1, got {size}")
+    shape = Shape(**sizes)
+    if shape.N % shape.K:
+        raise ValueError(f"K must divide N: {shape.N} query heads can't share {shape.K} KV heads evenly")
+    return shape
+
+
 def qkv(B: int = 4, T: int = 128, N: int = 8, H: int = 64, *, S=None, K=None, dtype="float32", seed: int = 0):
     """Random normal q (B, T, N, H), k and v (B, S, K, H) on the default device.
 
@@ -37,24 +55,15 @@ def qkv(B: int = 4, T: int = 128, N: int = 8, H: int = 64, *, S=None, K=None, dt
       TypeError: a size that is no integer, or an unsupported dtype.
       MemoryError: more than the device has free; the message says how much.
     """
-    sizes = dict(B=B, T=T, S=T if S is None else S, N=N, K=N if K is None else K, H=H)
-    for name, size in sizes.items():
-        try:
-            sizes[name] = operator.index(size)
-        except TypeError:
-            raise TypeError(f"{name} must be a whole number, got {size!r}") from None
-        if sizes[name] < 1:
-            raise ValueError(f"{name} must be at least 1, got {size}")
-    shape = Shape(**sizes)
-    if shape.N % shape.K:
-        raise ValueError(f"K must divide N: {shape.N} query heads can't share {shape.K} KV heads evenly")
+    shape = shape_of(B, T, N, H, S=S, K=K)
     name = dtype_name(dtype)
     # The float32 draw and its rounded copy are both alive for a moment.
     need = 4 * 2 * (shape.B * shape.T * shape.N * shape.H + 2 * shape.B * shape.S * shape.K * shape.H)
     require_memory(need, f"q, k and v at {shape}")
     keys = jax.random.split(jax.random.key(seed), 3)
     dims = [(shape.B, shape.T, shape.N, shape.H)] + [(shape.B, shape.S, shape.K, shape.H)] * 2
-    return tuple(jax.random.normal(key, d, jnp.float32).astype(name) for key, d in zip(keys, dims, strict=True))
+    with memory_errors(f"q, k and v at {shape}"):
+        return tuple(jax.random.normal(key, d, jnp.float32).astype(name) for key, d in zip(keys, dims, strict=True))
 
 
 def require_memory(need: float, what: str) -> None:
@@ -65,6 +74,19 @@ def require_memory(need: float, what: str) -> None:
             f"{what} needs {need / 2**30:,.1f} GiB and {free / 2**30:,.1f} GiB are free on {_device.current().name}: "
             "lower B, T or N, or close what else holds the memory"
         )
+
+
+@contextlib.contextmanager
+def memory_errors(what: str):
+    """Turn the runtime's RESOURCE_EXHAUSTED into a `MemoryError` that says what did not fit."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as e:
+        if "RESOURCE_EXHAUSTED" in str(e):
+            asked = re.search(r"allocat\w*\s+([\d.]+ ?[KMGT]i?B|\d+ bytes)", str(e))
+            more = f" (it asked for {asked[1]})" if asked else ""
+            raise MemoryError(f"{what} ran out of memory on {_device.current().name}{more}") from e
+        raise
 
 
 def check_qkv(q, k, v) -> Shape:

@@ -22,7 +22,7 @@ def _look(color: str, marker: str, linestyle, **more) -> dict:
     return {"color": color, "marker": marker, "linestyle": linestyle, **more}
 
 
-# One look a variant, in every figure of the course.
+# One look a variant, in every figure of the course. A series can be a (variant, dtype): float32 is drawn hollow.
 STYLE = {
     "naive": _look("#d55e00", "o", "-", label="naive, by hand"),
     "xla": _look("#000000", "s", "--", label="dot_product_attention, XLA"),
@@ -42,6 +42,21 @@ _REFERENCE = "#595959"  # 7:1 on white
 _REFERENCE_DASHES = ((0, (2, 2)), (0, (6, 2)), (0, (8, 2, 1, 2)), (0, (1, 2)))
 _NOT_FINITE = "#bdbdbd"
 _SMALL = 144  # a matrix of at most so many elements has its values written in
+
+
+_LINE = dict(linewidth=1.8, markersize=6, markeredgecolor="white", markeredgewidth=0.7)
+
+
+def _style(name) -> dict:
+    """The look of a variant, or of a (variant, dtype); empty for what is neither."""
+    if name in STYLE:
+        return dict(STYLE[name])
+    if not (isinstance(name, tuple) and len(name) == 2 and name[0] in STYLE):
+        return {}
+    style = dict(STYLE[name[0]], label=f"{STYLE[name[0]]['label']}, {name[1]}")
+    if name[1] == "float32":
+        style |= dict(markerfacecolor="white", markeredgecolor=style["color"], markeredgewidth=1.3, linewidth=1.1)
+    return style
 
 
 def heatmap(weights, title, xlabel="key position", ylabel="query position") -> None:
@@ -66,8 +81,9 @@ def lines(series, xlabel, ylabel, title, loglog=True, reference=None) -> None:
     """Show measurements as lines.
 
     Args:
-      series: {name: [(x, y), ...]}. A name in STYLE is drawn in that variant's look. A point whose y is
-        None or NaN was not measured: it leaves a gap; a series without any point is named as not measured.
+      series: {name: [(x, y), ...]}. A name in STYLE, or a pair (name in STYLE, dtype), is drawn in that variant's
+        look. A point whose y is None or NaN was not measured: it leaves a gap; a series without any point is named
+        as not measured.
       loglog: both axes logarithmic.
       reference: {label: what}, drawn thin and dashed; `what` is a number (a level), ("slope", p) (y grows
         as x to the p, through the last point of the first measured series) or a list of points.
@@ -84,11 +100,11 @@ def lines(series, xlabel, ylabel, title, loglog=True, reference=None) -> None:
     axes = figure.subplots()
     others = iter(_OTHERS * len(data))
     for name, points in data.items():
-        style = dict(STYLE[name]) if name in STYLE else {**next(others), "label": name}
+        style = _style(name) or {**next(others), "label": name}
         if not _measured(points):
             style["label"] += " (not measured)"
         x, y = zip(*points, strict=True) if points else ((), ())
-        axes.plot(x, y, linewidth=1.8, markersize=6, markeredgecolor="white", markeredgewidth=0.7, **style)
+        axes.plot(x, y, **{**_LINE, **style})
     for i, (label, points) in enumerate(guides.items()):
         dashes = _REFERENCE_DASHES[i % len(_REFERENCE_DASHES)]
         x, y = zip(*points, strict=True)
@@ -109,9 +125,47 @@ def lines(series, xlabel, ylabel, title, loglog=True, reference=None) -> None:
     words = [f"Line chart: {title}. {ylabel} against {xlabel}."]
     for name, points in data.items():
         values = ", ".join(f"{_number_label(x)}: {display.format_number(y)}" for x, y in _measured(points))
-        words.append(f"{STYLE[name]['label'] if name in STYLE else name}: {values or 'not measured'}")
+        words.append(f"{_style(name).get('label', name)}: {values or 'not measured'}")
     if guides:
         words.append(f"For reference: {', '.join(guides)}")
+    _show(figure, "\n".join(words))
+
+
+def roofline(points, bandwidth, peaks, title) -> None:
+    """Show what was achieved against what the device allows.
+
+    Args:
+      points: {name: [(FLOP per byte, TFLOP/s, label), ...]}, names as for `lines`.
+      bandwidth: of the memory, in 10^9 bytes/s.
+      peaks: {label: TFLOP/s}, the ceilings of arithmetic.
+      title: what is shown.
+    """
+    data = {name: [p for p in series if p[1]] for name, series in points.items()}
+    found = [p for series in data.values() for p in series]
+    ridges = [1e3 * peak / bandwidth for peak in peaks.values()]
+    xs = [p[0] for p in found] + ridges
+    low, high = min(xs) / 2, max(xs) * 2
+    figure = _figure(7.6, 4.8)
+    axes = figure.subplots()
+    for (label, peak), ridge, dashes in zip(peaks.items(), ridges, _REFERENCE_DASHES, strict=False):
+        roof = [(low, low * bandwidth / 1e3), (ridge, peak), (high, peak)]
+        axes.plot(*zip(*roof, strict=True), color=_REFERENCE, linewidth=1.5, linestyle=dashes, zorder=1)
+        axes.annotate(label, (high, peak), xytext=(-4, 3), textcoords="offset points", ha="right", fontsize=8)
+    words = [f"Roofline: {title}. TFLOP/s against FLOP per byte."]
+    words += [f"{label}: {display.format_number(peak)} TFLOP/s" for label, peak in peaks.items()]
+    others = iter(_OTHERS * len(data))
+    for name, series in data.items():
+        style = {**_LINE, **(_style(name) or {**next(others), "label": name}), "linestyle": "none"}
+        axes.plot([p[0] for p in series], [p[1] for p in series], **style)
+        for x, y, label in series[:: max(1, len(series) - 1)]:  # the first and the last tell which way it goes
+            axes.annotate(label, (x, y), xytext=(6, -9), textcoords="offset points", fontsize=7)
+        values = ", ".join(f"{label}: {display.format_number(y)}" for _, y, label in series)
+        words.append(f"{style['label']}: {values or 'not measured'}")
+    axes.set(xscale="log", yscale="log", title=title, xlabel="FLOP per byte that must move", ylabel="TFLOP/s")
+    axes.grid(True, which="major", color="#d9d9d9", linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=9, framealpha=0.9, edgecolor="none", loc="lower right")
     _show(figure, "\n".join(words))
 
 

@@ -16,7 +16,7 @@ from attnlab import device as _device
 from attnlab import evidence
 from attnlab.attention import flops as count_flops
 from attnlab.attention import min_bytes
-from attnlab.inputs import require_memory
+from attnlab.inputs import memory_errors, require_memory
 from attnlab.records import LOG, Shape, Timing
 
 CHAIN = 8  # calls in the shorter chain; the longer has twice as many
@@ -47,9 +47,9 @@ class Work:
         return device.ceilings.bound_ms(self.flops, self.bytes, self.dtype)
 
 
-def work_of(args, *, is_causal=False, local_window_size=None, flops=None, nbytes=None) -> Work:
+def work_of(args, *, is_causal=False, local_window_size=None, flops=None, nbytes=None, dtype=None) -> Work:
     """The `Work` of attention on `args` = (q, k, v); for other arguments only what is given is known."""
-    dtype = str(getattr(args[0], "dtype", "")) if args else ""
+    dtype = str(dtype or getattr(args[0], "dtype", "")) if args else ""
     mask = "causal" if is_causal else "full"
     if local_window_size is not None:
         mask = f"window {local_window_size} causal" if is_causal else f"window {local_window_size}"
@@ -182,7 +182,7 @@ def _first_line(e: Exception) -> str:
 
 def benchmark(
     fn, *args, label: str, table: str = "", is_causal: bool = False, local_window_size=None,
-    flops: float | None = None, nbytes: float | None = None, check=None,
+    flops: float | None = None, nbytes: float | None = None, dtype: str | None = None, check=None,
     seconds: float = 0.5, device: _device.Device | None = None,
 ) -> Timing:  # fmt: skip
     """Compile `fn(*args)` and time one call of it.
@@ -194,6 +194,7 @@ def benchmark(
       table: the comparison that this row belongs to.
       is_causal, local_window_size: the mask that `fn` applies, for counting FLOPs. Not passed to `fn`.
       flops, nbytes: of one call, where `args` are not q, k, v.
+      dtype: in which the FLOPs are done, where that is not the dtype of the first argument.
       check: called with the first output before any clock runs; returns its relative error for the record,
         or raises to refuse the row.
       seconds: about how long to measure with each clock, after compiling.
@@ -209,23 +210,23 @@ def benchmark(
       Whatever `fn`, the compiler or `check` raises: a refusal in the library's own words.
     """
     device = device or _device.current()
-    work = work_of(args, is_causal=is_causal, local_window_size=local_window_size, flops=flops, nbytes=nbytes)
+    work = work_of(
+        args, is_causal=is_causal, local_window_size=local_window_size, flops=flops, nbytes=nbytes, dtype=dtype
+    )  # fmt: skip
+    what = f"{label} at {work.shape or 'this size'}"
     start = time.perf_counter()
     # A function object that jit has not seen, so that an earlier compilation is not found and called free.
-    compiled = jax.jit(lambda *a: fn(*a)).lower(*args).compile()
+    with memory_errors(what):  # autotuning runs candidates
+        compiled = jax.jit(lambda *a: fn(*a)).lower(*args).compile()
     compile_s = time.perf_counter() - start
     single = evidence.of_compiled(compiled)
     memory = compiled.memory_analysis()
     require_memory(
         (single.temp_bytes or 0) + getattr(memory, "output_size_in_bytes", 0),
-        f"{label} at {work.shape or 'this size'}",
+        what,
     )
-    try:
+    with memory_errors(what):
         out = jax.block_until_ready(compiled(*args))
-    except jax.errors.JaxRuntimeError as e:
-        if "RESOURCE_EXHAUSTED" in str(e):
-            raise MemoryError(f"{label} at {work.shape or 'this size'} ran out of memory on {device.name}") from e
-        raise
     error = check(out) if check else None
     del out
     wall = _wall(compiled, args, seconds)
