@@ -77,7 +77,7 @@ def require_memory(need: float, what: str) -> None:
 
 
 @contextlib.contextmanager
-def memory_errors(what: str):
+def memory_errors(what: str, device: _device.Device | None = None):
     """Turn the runtime's RESOURCE_EXHAUSTED into a `MemoryError` that says what did not fit."""
     try:
         yield
@@ -85,7 +85,7 @@ def memory_errors(what: str):
         if "RESOURCE_EXHAUSTED" in str(e):
             asked = re.search(r"allocat\w*\s+([\d.]+ ?[KMGT]i?B|\d+ bytes)", str(e))
             more = f" (it asked for {asked[1]})" if asked else ""
-            raise MemoryError(f"{what} ran out of memory on {_device.current().name}{more}") from e
+            raise MemoryError(f"{what} ran out of memory on {(device or _device.current()).name}{more}") from e
         raise
 
 

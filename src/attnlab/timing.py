@@ -216,7 +216,7 @@ def benchmark(
     what = f"{label} at {work.shape or 'this size'}"
     start = time.perf_counter()
     # A function object that jit has not seen, so that an earlier compilation is not found and called free.
-    with memory_errors(what):  # autotuning runs candidates
+    with memory_errors(what, device):  # autotuning runs candidates
         compiled = jax.jit(lambda *a: fn(*a)).lower(*args).compile()
     compile_s = time.perf_counter() - start
     single = evidence.of_compiled(compiled)
@@ -225,7 +225,7 @@ def benchmark(
         (single.temp_bytes or 0) + getattr(memory, "output_size_in_bytes", 0),
         what,
     )
-    with memory_errors(what):
+    with memory_errors(what, device):
         out = jax.block_until_ready(compiled(*args))
     error = check(out) if check else None
     del out
