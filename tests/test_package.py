@@ -7,8 +7,9 @@ import pytest
 
 SOURCE = pathlib.Path(__file__).parents[1] / "src" / "attnlab"
 FLOW = [
-    "records", "device", "features", "inputs", "attention", "evidence", "timing", "display", "plots", "comparison", "sweeps",
-    "tables", "curves", "claims", "ledger", "exercises", "checks", "session", "bench", "notebook_files", "pages", "course", "cli",
+    "records", "device", "features", "inputs", "attention", "evidence", "timing", "display", "plots", "comparison",
+    "sweeps", "tables", "curves", "claims", "ledger", "exercises", "checks", "session", "bench", "notebook_files",
+    "pages", "course", "cli",
 ]  # fmt: skip
 
 
@@ -30,7 +31,9 @@ def test_nothing_imports_from_its_right(module):
     path = SOURCE / module
     for file in path.glob("*.py") if path.is_dir() else [path.with_suffix(".py")]:
         # A folder's files may import each other; that is no arrow between modules.
-        assert not imported(file) & set(later) - ({module} if path.is_dir() else set()), f"{file} imports from its right"
+        assert not imported(file) & set(later) - ({module} if path.is_dir() else set()), (
+            f"{file} imports from its right"
+        )
 
 
 def test_every_module_has_its_place():

@@ -13,7 +13,7 @@ VALUES = {
     "ms": (format_ms, "time of one call, ms"),
     "wall_ms": (format_ms, "host's time of one blocked call, ms"),
     "tflops": (format_number, "TFLOP/s"),
-    "temp_bytes": (format_bytes, "temporary memory, bytes"),
+    "temp_bytes": (format_bytes, "temporary memory, MiB"),
 }
 WINDOW = "window"  # the axis of masks; all others are fields of Shape
 
@@ -33,6 +33,29 @@ def _series(rows, axis: str, value: str) -> dict:
         point = (_size(row, axis), getattr(row, value) if isinstance(row, Timing) else None)
         out.setdefault((row.label, row.dtype), []).append(point)
     return {name: sorted(points, key=lambda p: p[0]) for name, points in out.items()}
+
+
+def _fixed(rows, axis: str) -> str:
+    """What is the same in every row, as the end of a title: ", bfloat16, B4 N8 H64". The axis itself is left out."""
+    shapes, dtypes = [r.shape for r in rows], {r.dtype for r in rows}
+    told = ["B", "T", "N", "H"]
+    told += ["S"] if any(s.S != s.T for s in shapes) else []
+    told += ["K"] if any(s.K != s.N for s in shapes) else []
+    sizes = {name: {getattr(s, name) for s in shapes} for name in ("B", "T", "S", "N", "K", "H") if name in told}
+    same = " ".join(f"{name}{min(found)}" for name, found in sizes.items() if len(found) == 1 and name != axis)
+    return "".join(f", {x}" for x in (dtypes.pop() if len(dtypes) == 1 else "", same) if x)
+
+
+def _ceilings(device: str):
+    """The published ceilings of a side, None where there are none: a CPU's are a loose limit, and no ceiling."""
+    found = _device.CEILINGS["NVIDIA H200"] if device == SAVED else _device.current().ceilings
+    return found if found and found.gbps else None
+
+
+def _peaks(ceilings, dtypes) -> dict:
+    """{label: TFLOP/s} of those dtypes that have a published rate."""
+    rates = {d: ceilings.tflops.get(d, math.nan) for d in sorted(dtypes)}
+    return {f"peak, {d}": rate for d, rate in rates.items() if not math.isnan(rate)}
 
 
 def _sides(rows) -> list[tuple[str, Records]]:
@@ -62,8 +85,7 @@ def show_sweep(rows, axis: str, title: str, value: str = "ms") -> None:
         sizes = sorted({x for points in cells.values() for x in points})
         headers = [axis] + [label if len(dtypes) == 1 else f"{label} {dtype}" for label, dtype in series]
         body = [[x] + [_cell(cells[name], x, form) for name in series] for x in sizes]
-        more = f", {dtypes.pop()}" if len(dtypes) == 1 else ""
-        show_table(headers, body, title=f"{title}{more} ({device})", aligns=["right"] * len(headers))
+        show_table(headers, body, title=f"{title}{_fixed(those, axis)} ({device})", aligns=["right"] * len(headers))
         for words in sorted({f"{r.label}, {r.dtype}: {r.value}" for r in those if not isinstance(r, Timing)}):
             print(words)
 
@@ -77,19 +99,30 @@ def _cell(points: dict, x, form):
 def show_lines(rows, axis: str, title: str, value: str = "ms", reference: dict | None = None) -> None:
     """A sweep as lines on logarithmic axes, a line a variant and dtype; a refused row leaves a gap.
 
+    With "tflops" the published peaks of each device are drawn too, where it has any.
+
     Args:
       rows, axis, title, value: as for `show_sweep`.
       reference: as for `attnlab.plots.lines`.
     """
     for device, those in _sides(rows):
         series = _series(those, axis, value)
-        if value == "temp_bytes":  # no place for zero on a logarithmic axis
-            series = {name: [(x, y or None) for x, y in points] for name, points in series.items()}
-        if any(y is not None for points in series.values() for _, y in points):
-            dtypes = {dtype for _, dtype in series}
-            named = series if len(dtypes) > 1 else {label: points for (label, _), points in series.items()}
-            more = f", {dtypes.pop()}" if len(dtypes) == 1 else ""
-            plots.lines(named, axis, VALUES[value][1], f"{title}{more}, {device}", reference=reference)
+        timed = [(name, points) for name, points in series.items() if any(y is not None for _, y in points)]
+        if not timed:
+            continue
+        ylabel = VALUES[value][1]
+        if value == "temp_bytes":
+            if any(y == 0 for _, points in timed for _, y in points):
+                ylabel += " (none is drawn as 1 byte)"  # no place for zero on a logarithmic axis
+            series = {
+                name: [(x, y if y is None else max(y, 1) / 2**20) for x, y in points] for name, points in series.items()
+            }
+        dtypes = {dtype for _, dtype in series}
+        named = series if len(dtypes) > 1 else {label: points for (label, _), points in series.items()}
+        ceilings = _ceilings(device) if value == "tflops" else None
+        guides = _peaks(ceilings, {dtype for (_, dtype), _ in timed}) if ceilings else {}
+        heading = f"{title}{_fixed(those, axis)}, {device}"
+        plots.lines(named, axis, ylabel, heading, reference=guides | (reference or {}))
 
 
 def show_roofline(rows, axis: str, title: str) -> None:
@@ -98,17 +131,14 @@ def show_roofline(rows, axis: str, title: str) -> None:
     A device without published bandwidth has no roofline; then only the saved sweep is drawn.
     """
     for device, those in _sides(rows):
-        ceilings = _device.CEILINGS["NVIDIA H200"] if device == SAVED else _device.current().ceilings
+        ceilings = _ceilings(device)
         timed = [r for r in those if isinstance(r, Timing) and r.flops and r.bytes]
-        if not (timed and ceilings and ceilings.gbps):
-            print(f"{device}: no published memory bandwidth, so no roofline.")
+        if not (timed and ceilings):
+            print(f"{device}: {'no published memory bandwidth' if timed else 'nothing was timed'}, so no roofline.")
             continue
         points = {}
         for r in timed:
             point = (r.flops / r.bytes, r.tflops, f"{axis} {_size(r, axis)}")
             points.setdefault((r.label, r.dtype), []).append(point)
-        dtypes = {r.dtype for r in timed}
-        peaks = {
-            f"peak, {d}": ceilings.tflops[d] for d in sorted(dtypes) if not math.isnan(ceilings.tflops.get(d, math.nan))
-        }
-        plots.roofline(points, ceilings.gbps, peaks, f"{title}, {device}")
+        peaks = _peaks(ceilings, {r.dtype for r in timed})
+        plots.roofline(points, ceilings.gbps, peaks, f"{title}{_fixed(those, axis)}, {device}")

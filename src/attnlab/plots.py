@@ -121,7 +121,7 @@ def lines(series, xlabel, ylabel, title, loglog=True, reference=None) -> None:
     axes.grid(True, color="#d9d9d9", linewidth=0.7)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize=9, framealpha=0.9, edgecolor="none")
+    axes.legend(fontsize=9 if len(data) + len(guides) < 5 else 8, framealpha=0.8, edgecolor="none")
     words = [f"Line chart: {title}. {ylabel} against {xlabel}."]
     for name, points in data.items():
         values = ", ".join(f"{_number_label(x)}: {display.format_number(y)}" for x, y in _measured(points))
@@ -211,9 +211,14 @@ def _figure(width: float, height: float):
 
 
 def _show(figure, words: str) -> None:
-    buffer = io.BytesIO()
+    from PIL import Image  # comes with matplotlib
+
+    drawn, buffer = io.BytesIO(), io.BytesIO()
     # No Software entry: the file depends on what was drawn, not on who drew it.
-    figure.savefig(buffer, format="png", facecolor="white", metadata={"Software": None})
+    figure.savefig(drawn, format="png", facecolor="white", metadata={"Software": None})
+    # A palette of 256 colours shows the same at a third of the size: notebooks have to stay small.
+    palette = Image.open(drawn).convert("RGB").quantize(256, dither=Image.Dither.NONE)
+    palette.save(buffer, "png", optimize=True)
     picture = base64.b64encode(buffer.getvalue()).decode("ascii")
     width = round(figure.get_figwidth() * 84)  # drawn finer than shown, for sharp text on dense screens
     display.show({"image/png": picture, "text/plain": words}, {"image/png": {"alt": words, "width": width}})

@@ -27,10 +27,11 @@ def saved_elsewhere() -> Records:
     return Records() if rows and rows[0].env.get("device") == _device.current().name else rows
 
 
-def _merged(rows) -> list[tuple]:
+def _merged(rows, table: str = "") -> list[tuple]:
     """(row here or None, saved row or None), those of here first, then saved ones at shapes not run here."""
     beside = saved_elsewhere().find(notebook=LOG.notebook)
-    theirs = {_key(r): r for table in {r.table for r in rows} for r in beside.find(table=table)}
+    names = {r.table for r in rows} | ({table} if table else set())
+    theirs = {_key(r): r for name in sorted(names) for r in beside.find(table=name)}
     return [(r, theirs.pop(_key(r), None)) for r in rows] + [(None, r) for r in theirs.values()]
 
 
@@ -43,7 +44,7 @@ _MEASURED = ["time", "clock", "wall", "TFLOP/s", "bound", "error"]
 
 
 def _what(row) -> list:
-    return [row.label, str(row.shape), row.dtype, row.mask]
+    return [row.label, str(row.shape or NOTHING), row.dtype, row.mask]
 
 
 def _measured(row) -> list:
@@ -54,14 +55,19 @@ def _measured(row) -> list:
     return [*times, format_number(row.tflops), format_ms(row.bound_ms), error]
 
 
-def show_timings(rows, title: str) -> None:
+def show_timings(rows, title: str, table: str = "") -> None:
     """Timings and refusals of one comparison as a table.
 
     Columns: what ran; the time with its clock, and the host's wall time of one blocked call; what it
     achieved, the bound of this device, and the error against float64. Elsewhere than on the H200 its saved
     rows stand beside. A refused row says why below the table.
+
+    Args:
+      rows: timings and refusals; may be empty where nothing of the comparison runs here.
+      title: what is shown.
+      table: the comparison's name, for its saved rows; needed only where `rows` is empty.
     """
-    pairs = _merged(rows)
+    pairs = _merged(rows, table)
     with_saved = any(theirs for _, theirs in pairs)
     headers = [*_WHAT, "time here", "clock", "wall here", "TFLOP/s", "bound here", "error"]
     headers += [f"time, {SAVED}", f"wall, {SAVED}"] if with_saved else []

@@ -49,6 +49,14 @@ def hopper(c):
     return 256 if c >= (9, 0) else 128
 
 
+def gradients(even, exact, odd, forward="runs"):
+    words = {"T = 128, gradient with a bfloat16 bias": even, "T = 128, gradient with a float32 bias": exact}
+    words |= {"T = 127, gradient with a bfloat16 bias": odd, "T = 127": forward}
+    return [fact("cudnn call", value, label) for label, value in words.items()]
+
+
+ODD = "NotImplementedError: Unsupported sequence length Q 127, KV 127."
+
 CRAFTED = {
     "cudnn_is_visible": (
         first_timing(), [[*first_timing(kernels=0)], [*first_timing(), fact("cuDNN calls", 0)]],
@@ -84,6 +92,11 @@ CRAFTED = {
     ),
     "head_dim_256_on_hopper": (
         head_dims(H256=True, H512=False), [head_dims(H256=True, H512=True), head_dims(H256=False, H512=False)],
+    ),
+    "bias_gradient_needs_even_lengths": (
+        gradients("runs", "runs", ODD),
+        [gradients("runs", "runs", "runs"), gradients("runs", "runs, but its gradient holds NaN", ODD),
+         gradients(ODD, "runs", ODD), gradients("runs", "runs", ODD, forward=ODD)],
     ),
     "row_mask_is_refused": (
         row_mask("ValueError: no", "runs"), [row_mask("runs", "runs"), row_mask("ValueError: no", "ValueError: no")],

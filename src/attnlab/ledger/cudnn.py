@@ -139,3 +139,15 @@ def _(r):
 def _(r):
     wrong, right = (r.finding("cudnn call", label=f"window (16, 0), {x}") for x in ("not causal", "causal"))
     return wrong.startswith("runs, but") and right == "runs", f"not causal: {wrong}; causal: {right}"
+
+
+@claim(
+    "bias_gradient_needs_even_lengths",
+    "The gradient through a bias needs even T and S: 128 runs, in both dtypes of the bias, and 127 is refused.",
+    needs="cudnn_attention",
+)
+def _(r):
+    even = [r.finding("cudnn call", label=f"T = 128, gradient with a {d} bias") for d in ("bfloat16", "float32")]
+    odd, forward = (r.finding("cudnn call", label=f"T = 127{x}") for x in (", gradient with a bfloat16 bias", ""))
+    ok = even == ["runs", "runs"] and forward == "runs" and "sequence length" in odd
+    return ok, f"128: {', '.join(even)}; 127: {odd}; 127 forward: {forward}"

@@ -1,0 +1,310 @@
+"""The claims of 07_transformer_engine_fp8."""
+
+from attnlab.claims import claims_of, on_device, times
+from attnlab.display import format_number
+from attnlab.records import MissingRecord, Shape, Timing
+
+claim = claims_of("07_transformer_engine_fp8")
+E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
+FP8_SHAPES = {64: Shape.square(4, 2048, 8, 64), 128: Shape.square(4, 2048, 8, 128)}
+LONG = Shape.square(2, 8192, 16, 128)
+
+
+def _percent(share: float) -> str:
+    return f"{format_number(100 * share, 2)}%"
+
+
+# ---- the formats -------------------------------------------------------------------------------------------
+
+
+@claim("two_formats", "E4M3 reaches 448 and has eight values from 1 to 2; E5M2 reaches 57344 and has four.")
+def _(r):
+    found = {d: (r.finding("largest value", dtype=d), r.finding("values from 1 to 2", dtype=d)) for d in (E4M3, E5M2)}
+    words = ", ".join(f"{d}: {format_number(most)}, {count}" for d, (most, count) in found.items())
+    return found == {E4M3: (448, 8), E5M2: (57344, 4)}, words
+
+
+@claim(
+    "scale_saves_small_values",
+    "Values of size 2^-12 are lost in E4M3 without a scale; with one they keep an error below 5%.",
+)
+def _(r):
+    bare, scaled = (r.finding("error of the cast at 2^-12", label=x) for x in ("no scale", "with a scale"))
+    return bare > 0.5 and scaled < 0.05, f"without {_percent(bare)}, with {_percent(scaled)}"
+
+
+@claim(
+    "plain_fp8_product",
+    "A plain dot_general of scaled float8 arrays becomes cuBLAS's FP8 product: no extra library is needed.",
+    needs="fp8_matmul",
+)
+def _(r):
+    calls = r.finding("FP8 products in the program")
+    return calls == 1, f"{calls} call in the program"
+
+
+def _product(r, label) -> Timing:
+    return on_device(r.timing(label, table="plain product"))
+
+
+@claim("fp8_product_is_faster", "The FP8 product takes less time than the bfloat16 one.", needs="fp8_matmul")
+def _(r):
+    half, eight = _product(r, "bfloat16"), _product(r, "FP8")
+    return half.ms > 1.15 * eight.ms, f"{times(half.ms / eight.ms)} as fast ({format_number(eight.tflops)} TFLOP/s)"
+
+
+@claim("fp8_product_error", "On random normal factors it has a relative error between 2% and 6%.")
+def _(r):
+    error = r.timing("FP8", table="plain product").error
+    return 0.02 < error < 0.06, _percent(error)
+
+
+HISTORIES = ("history 1024", "history 4", "current scaling")
+
+
+@claim(
+    "delayed_scaling_lags",
+    "Where inputs suddenly grow, delayed scaling is wrong for a step: values are cut off. Current scaling is not.",
+)
+def _(r):
+    found = {x: r.finding("error where inputs grow", label=x) for x in HISTORIES}
+    ok = found["current scaling"] < 0.05 and min(found["history 1024"], found["history 4"]) > 0.5
+    return ok, ", ".join(f"{x}: {_percent(e)}" for x, e in found.items())
+
+
+@claim(
+    "long_history_remembers",
+    "After a spike a history of 1024 steps keeps a scale that is far too small; one of 4 has forgotten the spike.",
+)
+def _(r):
+    found = {x: r.finding("last error", label=x) for x in HISTORIES}
+    ok = found["history 1024"] > 2 * found["history 4"] and found["history 4"] < 0.05
+    return ok, ", ".join(f"{x}: {_percent(e)}" for x, e in found.items())
+
+
+# ---- TransformerEngine's attention -------------------------------------------------------------------------
+
+
+@claim("te_default_is_causal", "TE's DotProductAttention is causal unless told otherwise.", needs="transformer_engine")
+def _(r):
+    default, full = (r.finding("TE setting", label=f"attn_mask_type {x}") for x in ("left out", "no mask"))
+    return (default, full) == ("like causal", "like full"), f"left out: {default}; 'no_mask': {full}"
+
+
+@claim(
+    "te_transpose_is_silent",
+    "transpose_batch_sequence=True on (B, T, N, H) arrays gives a wrong answer, and no word.",
+    needs="transformer_engine",
+)
+def _(r):
+    right, wrong = (
+        r.finding("TE setting", label=f"transpose_batch_sequence=True, {x} given")
+        for x in ("(T, B, N, H)", "(B, T, N, H)")
+    )
+    return right == "like causal" and wrong.startswith("wrong:"), f"(T, B, N, H): {right}; (B, T, N, H): {wrong}"
+
+
+@claim(
+    "te_groups_must_be_said",
+    "num_gqa_groups must be K: a wrong number is refused, and so is leaving it out.",
+    needs="transformer_engine", others="TE's documentation says: left out, it is the number of query heads",
+)  # fmt: skip
+def _(r):
+    right, wrong = (r.finding("TE setting", label=f"K=2, num_gqa_groups={x}") for x in (2, 8))
+    none = r.finding("TE setting", label="num_gqa_groups left out")
+    refused = ["Error" in x.split(":")[0] for x in (wrong, none)]
+    return right == "like causal" and all(refused), f"K: {right}; N: {wrong}; left out: {none}"
+
+
+def _causal(r, label, T) -> Timing:
+    return on_device(r.timing(label, table="causal sweep", shape=Shape.square(4, T, 8, 64)))
+
+
+@claim(
+    "te_runs_cudnn", "TE's attention is a cuDNN kernel: the very one that JAX's cuDNN path launches.",
+    needs="transformer_engine",
+)  # fmt: skip
+def _(r):
+    te, cudnn = (_causal(r, x, 2048) for x in ("te", "cudnn"))
+    shared = {name for name, _ in te.kernels} & {name for name, _ in cudnn.kernels}
+    return any("sdpa" in name for name in shared), f"{len(te.kernels)} kernels, of them in cuDNN's row: {len(shared)}"
+
+
+@claim(
+    "te_costs_small_kernels",
+    "Beside it TE launches small kernels for the random state: at T 128 it takes over a quarter longer than cuDNN, at "
+    "T 2048 within a tenth of it.",
+    needs="transformer_engine",
+)
+def _(r):
+    ratios = {T: _causal(r, "te", T).ms / _causal(r, "cudnn", T).ms for T in (128, 2048)}
+    ok = ratios[128] > 1.25 and 0.9 < ratios[2048] < 1.1
+    return ok, ", ".join(f"T {T}: {times(x)}" for T, x in ratios.items())
+
+
+@claim(
+    "te_beats_xla", "Causal and in bfloat16, TE beats XLA at every length of the sweep, and more so as T grows.",
+    needs="transformer_engine",
+)  # fmt: skip
+def _(r):
+    ratios = [_causal(r, "xla", T).ms / _causal(r, "te", T).ms for T in (128, 256, 512, 1024, 2048)]
+    return min(ratios) > 1 and ratios[-1] > 2 * ratios[0], f"from {times(ratios[0])} to {times(ratios[-1])}"
+
+
+@claim(
+    "te_falls_back",
+    "Without a fused kernel TE falls back to products and a softmax, and says so in a warning at most.",
+    needs="transformer_engine",
+)
+def _(r):
+    labels = ("default", "NVTE_FUSED_ATTN=0", "float32")
+    calls = {x: r.finding("fused calls in the program", label=x) for x in labels}
+    said = [x for x in labels[1:] if r.finding("warning", label=x) != "none"]
+    ok = calls["default"] == 1 and calls["NVTE_FUSED_ATTN=0"] == calls["float32"] == 0
+    return ok, f"fused calls: {', '.join(f'{x} {n}' for x, n in calls.items())}; warned: {', '.join(said) or 'never'}"
+
+
+@claim(
+    "autocast_leaves_attention",
+    "Under FP8 autocast TE's attention in JAX is bit for bit what it was, with no eight-bit type in its program; "
+    "fp8_dpa=True changes nothing.",
+    needs="transformer_engine", others="Older material says: under te.autocast DotProductAttention runs in FP8",
+)  # fmt: skip
+def _(r):
+    labels = ("recipe", "recipe with fp8_dpa=True")
+    off = [r.finding("difference under autocast", label=x) for x in labels]
+    eight = [r.finding("eight-bit types in the program", label=x) for x in labels]
+    return off == [0, 0] and not any(eight), f"largest differences {off[0]:g} and {off[1]:g}; FP8 types: {any(eight)}"
+
+
+# ---- FP8 products in TransformerEngine ---------------------------------------------------------------------
+
+
+def _scales(r, whose) -> list[float]:
+    found = [f.value for f in r.latest(name="scale of the input") if f.label.startswith(whose)]
+    if len(found) < 20:
+        raise MissingRecord(f"{len(found)} steps of {whose} scaling, and it takes 20")
+    return found
+
+
+@claim(
+    "te_follows_the_rule", "TE's delayed scaling follows the rule by hand, step for step.", needs="transformer_engine"
+)
+def _(r):
+    te, hand = _scales(r, "TE"), _scales(r, "by hand")
+    off = max(abs(a / b - 1) for a, b in zip(te, hand, strict=True))
+    return off < 0.01 and len(set(te)) > 2, f"{len(te)} steps, furthest apart by {_percent(off)}"
+
+
+@claim(
+    "te_first_scale_is_one",
+    "At the first step its scale is 1, whatever comes in; it moves because the state is written back.",
+    needs="transformer_engine",
+)
+def _(r):
+    te = _scales(r, "TE")
+    return te[0] == 1 and te[-1] != 1, f"first {format_number(te[0])}, last {format_number(te[-1])}"
+
+
+def _layer(r, label, table) -> Timing:
+    return on_device(r.timing(label, table=table))
+
+
+def _gain(r, recipe, what, table) -> float:
+    return _layer(r, f"bfloat16, {what}", table).ms / _layer(r, f"{recipe}, {what}", table).ms
+
+
+@claim(
+    "dense_fp8_is_faster",
+    "A large dense layer is faster in FP8 with delayed scaling than in bfloat16, forward and with its backward pass.",
+    needs="transformer_engine",
+)
+def _(r):
+    gains = [_gain(r, "FP8 delayed", x, "dense layer") for x in ("forward", "forward and backward")]
+    return min(gains) > 1.1, f"forward {times(gains[0])}, with backward {times(gains[1])}"
+
+
+@claim(
+    "dense_current_pays_a_pass", "Current scaling is slower than delayed: finding the amax costs a pass.",
+    needs="transformer_engine",
+)  # fmt: skip
+def _(r):
+    delayed, current = (_layer(r, f"FP8 {x}, forward", "dense layer") for x in ("delayed", "current"))
+    return current.ms > delayed.ms, f"current takes {times(current.ms / delayed.ms)} as long"
+
+
+@claim(
+    "dense_fp8_error",
+    "The price is exactness: errors of 2% to 10% in the output and the gradients, ten times those of bfloat16 or more.",
+    needs="transformer_engine",
+)
+def _(r):
+    names = ("out", "dx", "dparams")
+    half = [r.finding("error", label=f"bfloat16: {x}") for x in names]
+    eight = [r.finding("error", label=f"FP8 {kind}: {x}") for kind in ("delayed", "current") for x in names]
+    ok = all(0.02 < e < 0.1 for e in eight) and max(half) * 10 <= min(eight)
+    return ok, f"FP8 {_percent(min(eight))} to {_percent(max(eight))}, bfloat16 at most {_percent(max(half))}"
+
+
+@claim(
+    "layer_gains_less", "A whole transformer layer gains from FP8, and less than its dense layers do.",
+    needs="transformer_engine",
+)  # fmt: skip
+def _(r):
+    dense, layer = (
+        _gain(r, "FP8 delayed", "forward and backward", table) for table in ("dense layer", "transformer layer")
+    )
+    return 1 < layer < dense, f"layer {times(layer)}, dense {times(dense)}"
+
+
+# ---- FP8 attention -----------------------------------------------------------------------------------------
+
+
+@claim(
+    "fp8_attention_is_right",
+    "cuDNN's FP8 attention is within 10% of float64 in every head of every batch element, and repeats bit for bit.",
+    needs="fp8_attention", others="Older material takes one run, one error over everything",
+)  # fmt: skip
+def _(r):
+    worst = r.latest(name="worst head")
+    if len(worst) < 4:
+        raise MissingRecord(f"{len(worst)} of 4 FP8 runs were checked")
+    same = [f.value for f in r.latest(name="repeats agree")]
+    # Not: max(...) < 0.1, which NaN in the first place would pass.
+    ok = all(f.value < 0.1 for f in worst) and all(same)
+    return ok, f"worst heads {', '.join(_percent(f.value) for f in worst)}; repeats agree: {all(same)}"
+
+
+def _fp8_gain(r, shape, mask="full") -> float:
+    half, eight = (on_device(r.timing(x, table="FP8 attention", shape=shape, mask=mask)) for x in ("cudnn", "FP8"))
+    return half.ms / eight.ms
+
+
+@claim(
+    "fp8_attention_is_faster",
+    "At head dim 128 FP8 attention is at least a quarter faster than bfloat16, full and causal.",
+    needs="fp8_attention",
+)
+def _(r):
+    gains = {mask: _fp8_gain(r, LONG, mask) for mask in ("full", "causal")}
+    return min(gains.values()) > 1.25, ", ".join(f"{mask} {times(x)}" for mask, x in gains.items())
+
+
+@claim("fp8_attention_small_heads_gain_less", "At head dim 64 it gains less than at 128.", needs="fp8_attention")
+def _(r):
+    gains = {H: _fp8_gain(r, shape) for H, shape in FP8_SHAPES.items()}
+    return gains[64] < gains[128], ", ".join(f"H {H}: {times(x)}" for H, x in gains.items())
+
+
+@claim(
+    "l4_has_fp8_products",
+    "By its capability, 8.9, an L4 has FP8 matrix products and no FP8 attention; an H200 has both.",
+    others="Older material says: the L4 has no FP8 support, that takes Hopper",
+)
+def _(r):
+    runs = {
+        card: tuple(r.finding("runs by capability", label=f"{x} on {card}") for x in ("fp8_matmul", "fp8_attention"))
+        for card in ("A100", "L4", "H100, H200")
+    }
+    words = "; ".join(f"{card}: products {a}, attention {b}" for card, (a, b) in runs.items())
+    return runs == {"A100": (False, False), "L4": (True, False), "H100, H200": (True, True)}, words

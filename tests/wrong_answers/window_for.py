@@ -1,0 +1,2 @@
+def window_for(W):
+    return {"local_window_size": (W - 1, 0)}

@@ -1,0 +1,2 @@
+def window_pairs(T, W):
+    return T * W
