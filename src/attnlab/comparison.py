@@ -4,7 +4,7 @@ from attnlab import device as _device
 from attnlab.attention import TOLERANCE, reference, relative_error, sampled_rows
 from attnlab.display import Progress
 from attnlab.inputs import check_qkv
-from attnlab.records import LOG, Finding, Records
+from attnlab.records import LOG, Finding, Records, Timing
 from attnlab.timing import benchmark, work_of
 
 
@@ -17,6 +17,34 @@ def refusal(e: Exception) -> str:
 def refused(e: Exception, **fields) -> Finding:
     """The row of a variant that could not be timed, entered into the log."""
     return LOG.add(Finding(name="refused", value=refusal(e), env=_device.environment(), **fields))
+
+
+def measure(fn, *args, label: str, table: str, error, allowed: float, **options) -> Timing | Finding:
+    """One row of a comparison: checked first, then timed; or the refusal.
+
+    Args:
+      fn, args, label, table: as for `attnlab.benchmark`.
+      error: called with the first output; returns its relative error.
+      allowed: the largest error with which the row is timed.
+      options: of `attnlab.benchmark`, but for `check`.
+
+    Returns:
+      A `Timing`, or a `Finding` named "refused" with the reason: what was raised, out of memory, or too large
+      an error.
+    """
+
+    def check(out) -> float:
+        found = error(out)
+        if not found <= allowed:  # so that NaN fails too
+            raise ArithmeticError(f"relative error {found:.2g}, and {allowed:.2g} is allowed")
+        return found
+
+    try:
+        return benchmark(fn, *args, label=label, table=table, check=check, **options)
+    except Exception as e:
+        what = {name: options[name] for name in ("is_causal", "local_window_size", "dtype") if name in options}
+        work = work_of(args, **what)
+        return refused(e, label=label, table=table, shape=work.shape, dtype=work.dtype, mask=work.mask)
 
 
 def compare(variants: dict, q, k, v, *, table: str, is_causal=False, local_window_size=None, **options) -> Records:
@@ -55,27 +83,17 @@ def compared(
     mask = {"is_causal": True} if is_causal else {}
     if local_window_size is not None:
         mask["local_window_size"] = local_window_size
-    work = work_of((q, k, v), **mask)
     want = None
 
-    def check(out) -> float:
+    def error(out) -> float:
         nonlocal want  # one reference for all variants: it takes longer than most of them
         if want is None:
             want = reference(q, k, v, rows=sampled_rows(shape), **mask)
-        error = relative_error(out, q, k, v, want=want)
-        if not error <= TOLERANCE[work.dtype]:  # so that NaN fails too
-            raise ArithmeticError(
-                f"relative error {error:.2g} against float64, and {work.dtype} is allowed {TOLERANCE[work.dtype]:.2g}"
-            )
-        return error
+        return relative_error(out, q, k, v, want=want)
 
     for label, fn in variants.items():
         before(label)
-        try:
-            row = benchmark(
-                lambda q, k, v, fn=fn: fn(q, k, v, **mask), q, k, v, label=label, table=table, check=check,
-                **mask, **options,
-            )  # fmt: skip
-        except Exception as e:
-            row = refused(e, label=label, shape=work.shape, dtype=work.dtype, mask=work.mask, table=table)
-        yield row
+        yield measure(
+            lambda q, k, v, fn=fn: fn(q, k, v, **mask), q, k, v, label=label, table=table, error=error,
+            allowed=TOLERANCE[str(q.dtype)], **mask, **options,
+        )  # fmt: skip

@@ -283,6 +283,13 @@ def environment() -> dict:
     }
 
 
+def own_cudnn() -> str | None:
+    """The folder of the cuDNN that came with JAX's pip packages, or None."""
+    wheel = importlib.util.find_spec("nvidia.cudnn") if importlib.util.find_spec("nvidia") else None
+    folders = [os.path.join(folder, "lib") for folder in wheel.submodule_search_locations] if wheel else []
+    return folders[0] if folders else None
+
+
 def cudnn_copies() -> list[tuple[str, str, bool]]:
     """The cuDNN libraries in reach: (where, file name, loaded by this process). More than one loaded is trouble.
 
@@ -296,9 +303,8 @@ def cudnn_copies() -> list[tuple[str, str, bool]]:
     reach = set(loaded)
     for folder in filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":")):
         reach.update(str(p) for p in pathlib.Path(folder).glob("libcudnn.so.*"))
-    wheel = importlib.util.find_spec("nvidia.cudnn") if importlib.util.find_spec("nvidia") else None
-    for folder in wheel.submodule_search_locations if wheel else []:
-        reach.update(str(p) for p in pathlib.Path(folder, "lib").glob("libcudnn.so.*"))
+    if folder := own_cudnn():
+        reach.update(str(p) for p in pathlib.Path(folder).glob("libcudnn.so.*"))
     try:
         cache = subprocess.run(["ldconfig", "-p"], capture_output=True, text=True, timeout=20).stdout
     except (OSError, subprocess.TimeoutExpired):

@@ -99,6 +99,8 @@ def _cupti(d: _device.Device) -> Feature:
 
 def _transformer_engine(d: _device.Device) -> Feature:
     name = "TransformerEngine for JAX"
+    if not d.live:
+        return Feature(name, False, "not asked: not this process's device")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it warns that its PyTorch half is missing, which nobody needs here

@@ -132,6 +132,29 @@ def _cupti(fn, args, count: int) -> list[list[tuple[str, float]]]:
     return runs if count > 1 else [runs]
 
 
+def eager_kernels(fn, *args) -> list[tuple[str, float]] | None:
+    """Kernels (name, ms) that `fn(*args)` launches as it stands, one operation after the other, without jit.
+
+    None where CUPTI can't be had.
+    """
+    if _device.current().kind != "gpu":
+        return None
+    try:
+        # No public call profiles what is not compiled as one: `profiler.measure` puts it under jit.
+        from jax._src.lib import mosaic_gpu
+
+        cupti = mosaic_gpu._mosaic_gpu_ext
+        jax.block_until_ready(fn(*args))  # compiles each operation
+        cupti._cupti_init()
+        try:
+            jax.block_until_ready(fn(*args))
+        finally:
+            kernels = cupti._cupti_get_timings(True)
+    except Exception:
+        return None
+    return list(kernels) or None
+
+
 def chained(fn, count: int):
     """`fn` applied `count` times in one program, each call fed by the last one's output.
 

@@ -12,6 +12,10 @@ def written(**dtypes):
 
 
 CRAFTED = {
+    "eager_launches_more": (
+        [fact("kernels", 14, "eager"), fact("kernels", 7, "compiled")],
+        [[fact("kernels", x, "eager"), fact("kernels", 7, "compiled")] for x in (7, 5)],
+    ),
     "naive_is_right": (
         [fact("error by hand", 1e-4), fact("error allowed", 2e-3)],
         [[fact("error by hand", 1e-2), fact("error allowed", 2e-3)],

@@ -93,12 +93,19 @@ def errors(half, eight):
     return [fact("error", e, f"{x}: {name}") for x, e in labels.items() for name in ("out", "dx", "dparams")]
 
 
+def imports(*words):
+    labels = [f"{path}, {order}" for path in ("no LD_LIBRARY_PATH", "LD_LIBRARY_PATH at JAX's own")
+              for order in ("TE first", "JAX first")]  # fmt: skip
+    found = [fact("import of TE", x, label) for x, label in zip(words, labels, strict=True)]
+    return [fact("the system has a cuDNN too", True), *found]
+
+
 def heads(*worst, agree=True):
     shapes = [(HALF, "full"), (FULL, "full"), (LONG, "full"), (LONG, "causal")]
     out = []
     for (shape, mask), error in zip(shapes, worst, strict=True):
-        out.append(fact("worst head", error, "FP8", shape=shape, mask=mask))
-        out.append(fact("repeats agree", agree, "FP8", shape=shape, mask=mask))
+        out.append(fact("worst head", error, f"FP8, {mask}", shape=shape))
+        out.append(fact("repeats agree", agree, f"FP8, {mask}", shape=shape))
     return out
 
 
@@ -144,10 +151,10 @@ CRAFTED = {
          settings(swapped="wrong: 1", not_swapped="wrong: 1")],
     ),
     "te_groups_must_be_said": (
-        settings(groups="like causal", wrong_groups="AssertionError: no", no_groups="RuntimeError: cast"),
-        [settings(groups="like causal", wrong_groups="AssertionError: no", no_groups="like causal"),
+        settings(groups="like causal", wrong_groups="like causal", no_groups="RuntimeError: cast"),
+        [settings(groups="like causal", wrong_groups="like causal", no_groups="like causal"),
          settings(groups="like causal", wrong_groups="wrong: 1.2 off causal", no_groups="RuntimeError: cast"),
-         settings(groups="wrong: 1 off", wrong_groups="AssertionError: no", no_groups="RuntimeError: cast")],
+         settings(groups="wrong: 1 off", wrong_groups="like causal", no_groups="RuntimeError: cast")],
     ),
     "te_runs_cudnn": (sweep(TE_TIMES), [sweep(TE_TIMES, kernel="cudnn_sdpa_other"), sweep(TE_TIMES, kernel="softmax")]),
     "te_costs_small_kernels": (sweep(TE_TIMES), [sweep((0.0041, *TE_TIMES[1:])), sweep((*TE_TIMES[:4], 0.08))]),
@@ -166,10 +173,11 @@ CRAFTED = {
     "dense_fp8_error": (
         errors(0.002, 0.04), [errors(0.002, 0.2), errors(0.02, 0.04), errors(0.0001, 0.001), errors(0.002, math.nan)],
     ),
-    "layer_gains_less": (
-        [*layer("dense layer", 3, 2, 2), *layer("transformer layer", 4, 3, 3)],
-        [[*layer("dense layer", 3, 2, 2), *layer("transformer layer", 4, 2, 2)],
-         [*layer("dense layer", 3, 2, 2), *layer("transformer layer", 4, 5, 5)]],
+    "layer_gains_too": (layer("transformer layer", 5, 3, 3.3), [layer("transformer layer", 5, 3, 4.9)]),
+    "import_order_matters": (
+        imports("imports", "OSError", "imports", "imports"),
+        [imports("imports", "imports", "imports", "imports"), imports("OSError", "OSError", "imports", "imports"),
+         imports("imports", "OSError", "imports", "OSError")],
     ),
     "fp8_attention_is_right": (
         heads(0.06, 0.06, 0.06, 0.04),

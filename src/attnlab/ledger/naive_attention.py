@@ -29,6 +29,12 @@ def _(r):
     return len(row.kernels) > 3, f"{len(row.kernels)} kernels"
 
 
+@claim("eager_launches_more", "Run eagerly, without jit, the same function launches more kernels.", needs="cupti")
+def _(r):
+    eager, compiled = (r.finding("kernels", label=x) for x in ("eager", "compiled"))
+    return eager > compiled, f"{eager} eager, {compiled} compiled"
+
+
 @claim(
     "weights_grow_with_T2",
     "From T = 1024 on, twice the length means four times the temporaries: naive memory is O(T²).",
