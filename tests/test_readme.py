@@ -3,7 +3,9 @@
 import pathlib
 import re
 
-from attnlab import records, tables
+from PIL import Image
+
+from attnlab import curves, records, tables
 from attnlab.notebook_files import course_notebooks
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -17,6 +19,16 @@ def test_the_table_is_what_the_command_prints(capsys):
     assert block.startswith("03_cudnn, first timing (NVIDIA H200")
     assert len(block.splitlines()) == 6
     assert block in printed
+
+
+def test_the_figure_is_what_the_command_draws(tmp_path):
+    path, command = re.search(r"!\[[^]]+\]\((src/[^)]+\.png)\)\n\n`make saved (.+?)`", README).groups()
+    assert command == 'ARGS="05 --figure FILE"'
+    words = curves.save_length_figure(tmp_path / "again.png")
+    assert (
+        Image.open(ROOT / path).text["Description"] == Image.open(tmp_path / "again.png").text["Description"] == words
+    )
+    assert "16384" in words and "NVIDIA H200" in words and words.count("cuDNN, bfloat16") == 1
 
 
 def test_the_course_map_is_the_notebooks():

@@ -44,6 +44,7 @@ def _parser() -> argparse.ArgumentParser:
 
     new = command(saved, "print the recorded H200 timings")
     new.add_argument("notebook", nargs="?", default="", metavar="NOTEBOOK", help="a number (03); all by default")
+    new.add_argument("--figure", metavar="FILE", help="draw the sweep over lengths into this PNG instead")
     return parser
 
 
@@ -117,10 +118,14 @@ def bench(args) -> int:
 
 
 def saved(args) -> int:
+    from attnlab.curves import save_length_figure
     from attnlab.tables import show_saved
 
     try:
-        show_saved(args.notebook)
+        if args.figure:
+            print(save_length_figure(args.figure))
+        else:
+            show_saved(args.notebook)
     except LookupError as e:
         raise _CommandError(e) from e
     return 0

@@ -1,11 +1,12 @@
 """Sweeps as tables and lines: what was measured here, and the saved H200 rows where this device is another."""
 
 import math
+import pathlib
 
 from attnlab import device as _device
 from attnlab import plots
 from attnlab.display import format_bytes, format_ms, format_number, show_table
-from attnlab.records import LOG, Records, Timing
+from attnlab.records import LOG, Records, Timing, saved
 from attnlab.tables import SAVED, saved_elsewhere
 
 # What a row has to show: how it is written, and what an axis calls it.
@@ -106,23 +107,46 @@ def show_lines(rows, axis: str, title: str, value: str = "ms", reference: dict |
       reference: as for `attnlab.plots.lines`.
     """
     for device, those in _sides(rows):
-        series = _series(those, axis, value)
-        timed = [(name, points) for name, points in series.items() if any(y is not None for _, y in points)]
-        if not timed:
-            continue
-        ylabel = VALUES[value][1]
-        if value == "temp_bytes":
-            if any(y == 0 for _, points in timed for _, y in points):
-                ylabel += " (none is drawn as 1 byte)"  # no place for zero on a logarithmic axis
-            series = {
-                name: [(x, y if y is None else max(y, 1) / 2**20) for x, y in points] for name, points in series.items()
-            }
-        dtypes = {dtype for _, dtype in series}
-        named = series if len(dtypes) > 1 else {label: points for (label, _), points in series.items()}
-        ceilings = _ceilings(device) if value == "tflops" else None
-        guides = _peaks(ceilings, {dtype for (_, dtype), _ in timed}) if ceilings else {}
-        heading = f"{title}{_fixed(those, axis)}, {device}"
-        plots.lines(named, axis, ylabel, heading, reference=guides | (reference or {}))
+        if any(isinstance(r, Timing) for r in those):
+            plots.lines(*_lines(those, device, axis, title, value), reference=_guides(those, device, value, reference))
+
+
+def _guides(rows, device: str, value: str, reference: dict | None) -> dict:
+    ceilings = _ceilings(device) if value == "tflops" else None
+    peaks = _peaks(ceilings, {r.dtype for r in rows if isinstance(r, Timing)}) if ceilings else {}
+    return peaks | (reference or {})
+
+
+def _lines(rows, device: str, axis: str, title: str, value: str) -> tuple:
+    """The series, both labels and the title, as `attnlab.plots.lines` takes them."""
+    series, ylabel = _series(rows, axis, value), VALUES[value][1]
+    if value == "temp_bytes":
+        if any(y == 0 for points in series.values() for _, y in points):
+            ylabel += " (none is drawn as 1 byte)"  # no place for zero on a logarithmic axis
+        series = {
+            name: [(x, y if y is None else max(y, 1) / 2**20) for x, y in points] for name, points in series.items()
+        }
+    dtypes = {dtype for _, dtype in series}
+    named = series if len(dtypes) > 1 else {label: points for (label, _), points in series.items()}
+    return named, axis, ylabel, f"{title}{_fixed(rows, axis)}, {device}"
+
+
+def save_length_figure(path) -> str:
+    """Draw the saved sweep over lengths of 05_sweeps into a PNG, for README; return what it shows in words.
+
+    Raises:
+      LookupError: no such sweep is saved.
+    """
+    rows = Records(r for r in saved() if r.notebook == "05_sweeps" and r.table.startswith("length"))
+    rows = Records(r for r in rows if isinstance(r, Timing))
+    if not rows:
+        raise LookupError("the sweep over lengths of 05_sweeps is not among the saved results")
+    env = rows[0].env
+    device = f"{env['device']} (JAX {env['jax']}, cuDNN {env['cudnn']})"
+    series = _lines(rows, device, "T", "Attention, forward", "ms")
+    figure, words = plots.draw_lines(*series, reference={"grows as T²": ("slope", 2)})
+    pathlib.Path(path).write_bytes(plots.png(figure, words))
+    return words
 
 
 def show_roofline(rows, axis: str, title: str) -> None:

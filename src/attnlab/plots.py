@@ -78,7 +78,12 @@ def heatmap(weights, title, xlabel="key position", ylabel="query position") -> N
 
 
 def lines(series, xlabel, ylabel, title, loglog=True, reference=None) -> None:
-    """Show measurements as lines.
+    """Show measurements as lines. Arguments and errors are those of `draw_lines`."""
+    _show(*draw_lines(series, xlabel, ylabel, title, loglog, reference))
+
+
+def draw_lines(series, xlabel, ylabel, title, loglog=True, reference=None):
+    """Measurements as lines: the figure, and what it shows in words.
 
     Args:
       series: {name: [(x, y), ...]}. A name in STYLE, or a pair (name in STYLE, dtype), is drawn in that variant's
@@ -128,7 +133,7 @@ def lines(series, xlabel, ylabel, title, loglog=True, reference=None) -> None:
         words.append(f"{_style(name).get('label', name)}: {values or 'not measured'}")
     if guides:
         words.append(f"For reference: {', '.join(guides)}")
-    _show(figure, "\n".join(words))
+    return figure, "\n".join(words)
 
 
 def roofline(points, bandwidth, peaks, title) -> None:
@@ -210,16 +215,22 @@ def _figure(width: float, height: float):
     return figure
 
 
-def _show(figure, words: str) -> None:
-    from PIL import Image  # comes with matplotlib
+def png(figure, words: str) -> bytes:
+    """The figure as PNG, with what it shows in words as its Description."""
+    from PIL import Image, PngImagePlugin  # Pillow comes with matplotlib
 
-    drawn, buffer = io.BytesIO(), io.BytesIO()
+    drawn, buffer, about = io.BytesIO(), io.BytesIO(), PngImagePlugin.PngInfo()
+    about.add_itxt("Description", words)
     # No Software entry: the file depends on what was drawn, not on who drew it.
     figure.savefig(drawn, format="png", facecolor="white", metadata={"Software": None})
     # A palette of 256 colours shows the same at a third of the size: notebooks have to stay small.
     palette = Image.open(drawn).convert("RGB").quantize(256, dither=Image.Dither.NONE)
-    palette.save(buffer, "png", optimize=True)
-    picture = base64.b64encode(buffer.getvalue()).decode("ascii")
+    palette.save(buffer, "png", optimize=True, pnginfo=about)
+    return buffer.getvalue()
+
+
+def _show(figure, words: str) -> None:
+    picture = base64.b64encode(png(figure, words)).decode("ascii")
     width = round(figure.get_figwidth() * 84)  # drawn finer than shown, for sharp text on dense screens
     display.show({"image/png": picture, "text/plain": words}, {"image/png": {"alt": words, "width": width}})
 
