@@ -29,7 +29,7 @@ _HOME = {
     "block_tree": "display", "show_table": "display", "show_bars": "display", "Progress": "display",
     "format_ms": "display", "format_bytes": "display", "format_number": "display",
     "show_features": "tables", "show_timings": "tables", "show_times": "tables", "show_kernels": "tables",
-    "show_findings": "tables",
+    "show_findings": "tables", "show_grid": "tables",
     "show_sweep": "curves", "show_lines": "curves", "show_roofline": "curves",
     "heatmap": "plots", "lines": "plots", "four_steps": "plots",
     "claim": "ledger", "summary": "ledger",

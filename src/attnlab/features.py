@@ -133,7 +133,9 @@ def feature(key: str, d: _device.Device | None = None) -> Feature:
 
 def features(d: _device.Device | None = None) -> dict[str, Feature]:
     """Every feature of the course by key, on `d` (default: the device of this process)."""
-    return {key: feature(key, d) for key in ["gpu", *RULES, "ceilings", "cupti", "transformer_engine"]}
+    d = d or _device.current()
+    libraries = ["cupti", "transformer_engine"] if d.live else []  # what this process has says nothing of another card
+    return {key: feature(key, d) for key in ["gpu", *RULES, "ceilings", *libraries]}
 
 
 def has(key: str, d: _device.Device | None = None) -> bool:

@@ -89,7 +89,7 @@ def draw_lines(series, xlabel, ylabel, title, loglog=True, reference=None):
       series: {name: [(x, y), ...]}. A name in STYLE, or a pair (name in STYLE, dtype), is drawn in that variant's
         look. A point whose y is None or NaN was not measured: it leaves a gap; a series without any point is named
         as not measured.
-      loglog: both axes logarithmic.
+      loglog: both axes logarithmic; "y" for that axis alone.
       reference: {label: what}, drawn thin and dashed; `what` is a number (a level), ("slope", p) (y grows
         as x to the p, through the last point of the first measured series) or a list of points.
 
@@ -114,9 +114,13 @@ def draw_lines(series, xlabel, ylabel, title, loglog=True, reference=None):
         dashes = _REFERENCE_DASHES[i % len(_REFERENCE_DASHES)]
         x, y = zip(*points, strict=True)
         axes.plot(x, y, color=_REFERENCE, linewidth=1.3, zorder=1, label=label, linestyle=dashes)
-    if loglog and any(map(_measured, data.values())):  # a logarithmic axis needs values
-        axes.set(xscale="log", yscale="log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))  # a short axis needs labels too
+    measured = [y for points in data.values() for _, y in _measured(points)]
+    if loglog and measured:  # a logarithmic axis needs values
+        axes.set(xscale="linear" if loglog == "y" else "log", yscale="log")
+        # A short axis needs labels between the powers of ten too; on a long one they would crowd.
+        axes.yaxis.set_major_locator(
+            LogLocator(subs=(1.0, 2.0, 5.0) if max(measured) < 3e4 * min(measured) else (1.0,))
+        )
         axes.yaxis.set_major_formatter(_number_label)
         axes.yaxis.set_minor_formatter("")
     if 0 < len(xs) <= 12:  # the sizes that were measured, not powers of ten between them
@@ -129,8 +133,7 @@ def draw_lines(series, xlabel, ylabel, title, loglog=True, reference=None):
     axes.legend(fontsize=9 if len(data) + len(guides) < 5 else 8, framealpha=0.8, edgecolor="none")
     words = [f"Line chart: {title}. {ylabel} against {xlabel}."]
     for name, points in data.items():
-        values = ", ".join(f"{_number_label(x)}: {display.format_number(y)}" for x, y in _measured(points))
-        words.append(f"{_style(name).get('label', name)}: {values or 'not measured'}")
+        words.append(f"{_style(name).get('label', name)}: {_told(_measured(points))}")
     if guides:
         words.append(f"For reference: {', '.join(guides)}")
     return figure, "\n".join(words)
@@ -162,10 +165,11 @@ def roofline(points, bandwidth, peaks, title) -> None:
     for name, series in data.items():
         style = {**_LINE, **(_style(name) or {**next(others), "label": name}), "linestyle": "none"}
         axes.plot([p[0] for p in series], [p[1] for p in series], **style)
-        for x, y, label in series[:: max(1, len(series) - 1)]:  # the first and the last tell which way it goes
-            axes.annotate(label, (x, y), xytext=(6, -9), textcoords="offset points", fontsize=7)
         values = ", ".join(f"{label}: {display.format_number(y)}" for _, y, label in series)
         words.append(f"{style['label']}: {values or 'not measured'}")
+    for end in {min(found), max(found)} if found else ():  # the first and the last tell which way it goes
+        highest = max((p for p in found if p[0] == end[0]), key=lambda p: p[1])
+        axes.annotate(highest[2], highest[:2], xytext=(0, 8), textcoords="offset points", ha="center", fontsize=8)
     axes.set(xscale="log", yscale="log", title=title, xlabel="FLOP per byte that must move", ylabel="TFLOP/s")
     axes.grid(True, which="major", color="#d9d9d9", linewidth=0.7)
     axes.set_axisbelow(True)
@@ -296,7 +300,7 @@ def _points(name, points, loglog) -> list:
     """Points (x, y) as floats, y NaN where nothing was measured."""
     points = [(float(x), math.nan if y is None else float(y)) for x, y in points]
     for x, y in points:
-        if not math.isfinite(x) or math.isinf(y) or (loglog and (x <= 0 or y <= 0)):
+        if not math.isfinite(x) or math.isinf(y) or (loglog and y <= 0) or (loglog is True and x <= 0):
             rule = "above 0, or use loglog=False" if loglog else "finite"
             raise ValueError(f"series {name!r}: the point {(x, y)} can't be drawn; x and y must be {rule}")
     return points
@@ -304,6 +308,16 @@ def _points(name, points, loglog) -> list:
 
 def _measured(points) -> list:
     return [(x, y) for x, y in points if not math.isnan(y)]
+
+
+def _told(points) -> str:
+    """Points in words: each of them, or their range where a list would tell nobody anything."""
+    number = display.format_number
+    if len(points) > 24:
+        (first, _), (last, _), ys = points[0], points[-1], [y for _, y in points]
+        low, high = number(min(ys)), number(max(ys))
+        return f"{len(points)} points from {number(first)} to {number(last)}, between {low} and {high}"
+    return ", ".join(f"{_number_label(x)}: {number(y)}" for x, y in points) or "not measured"
 
 
 def _guides(reference, data, xs) -> dict:

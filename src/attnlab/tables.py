@@ -153,6 +153,27 @@ def show_findings(name: str, title: str, form=cell_text) -> None:
     show_table([headers[i] for i in keep], [[row[i] for i in keep] for row in body], title=title)
 
 
+def show_grid(name: str, title: str, form=cell_text, axis: str = "T") -> None:
+    """The findings of one name as a grid: sizes down, labels across; the saved H200 ones as a grid of their own.
+
+    Args:
+      name: of the findings; those without a shape are left out.
+      title: what is shown.
+      form: writes a value as text.
+      axis: the field of `Shape` that varies.
+    """
+    sides = ((_device.current().name, LOG.records), (SAVED, saved_elsewhere().find(notebook=LOG.notebook)))
+    for side, records in sides:
+        found = [f for f in records.latest(name=name) if f.shape]
+        labels = list(dict.fromkeys(f.label for f in found))
+        cells = {(getattr(f.shape, axis), f.label): form(f.value) for f in found}
+        body = [[size, *(cells.get((size, x)) for x in labels)] for size in sorted({size for size, _ in cells})]
+        if body:
+            show_table([axis, *labels], body, title=f"{title} ({side})", aligns=["right"] * (1 + len(labels)))
+    if not any(name == getattr(r, "name", "") for _, records in sides for r in records):
+        print(f"{title}: nothing was measured here.")
+
+
 def show_device() -> None:
     """What this process computes on, and where its ceilings come from."""
     d, env = _device.current(), _device.environment()
@@ -179,7 +200,7 @@ def show_features(d: _device.Device | None = None) -> None:
     """What can run on `d` (default: here), each with its reason, and what to do about a no."""
     rows = [(f.name, f.ok, f.reason, f.todo or None) for f in features(d).values()]
     show_table(
-        ["what", "runs here", "why", "what to do"],
+        ["what", "runs" if d else "runs here", "why", "what to do"],
         rows,
         title=f"What runs on {(d or _device.current()).name}",
     )

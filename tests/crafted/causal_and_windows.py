@@ -78,7 +78,7 @@ def programs(flag=False, mask=True, sizes=(2**21, 2**23, 2**25)):
     return out
 
 
-def gradients(way, hit=(), rest=0, lengths=(192, 256, 320, 448)):
+def gradients(way, hit=(), rest=0, lengths=(192, 256, 320, 384, 448)):
     """`hit` are the (S, std) at which one row of dQ is NaN."""
     return [
         *(

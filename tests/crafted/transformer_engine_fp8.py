@@ -40,6 +40,8 @@ LABELS = {
     "default": "attn_mask_type left out",
     "no_mask": "attn_mask_type no mask",
     "swapped": "transpose_batch_sequence=True, (T, B, N, H) given",
+    "seen": "padding, the mask True where seen",
+    "hidden": "padding, the mask True where hidden",
     "not_swapped": "transpose_batch_sequence=True, (B, T, N, H) given",
     "groups": "K=2, num_gqa_groups=2",
     "wrong_groups": "K=2, num_gqa_groups=8",
@@ -47,22 +49,26 @@ LABELS = {
 }
 
 
-def sweep(te, cudnn=(0.004, 0.005, 0.008, 0.02, 0.056), xla=(0.014, 0.03, 0.07, 0.25, 0.72), kernel="cudnn_sdpa"):
+def sweep(
+    te, cudnn=(0.004, 0.005, 0.008, 0.02, 0.056), xla=(0.014, 0.03, 0.07, 0.25, 0.72), kernel="cudnn_sdpa", extra=3
+):
     out = []
     for i, T in enumerate((128, 256, 512, 1024, 2048)):
         common = dict(table="causal sweep", shape=Shape.square(4, T, 8, 64))
         out += [row("xla", xla[i], **common), row("cudnn", cudnn[i], kernels=(("cudnn_sdpa", cudnn[i]),), **common)]
-        out.append(row("te", te[i], kernels=(("rng", 0.001), (kernel, te[i])), **common))
+        small = (("broadcast", 0.001), ("multiply", 0.001), ("populate_rng_state", 0.001))[:extra]
+        out.append(row("te", te[i], kernels=(*small, (kernel, te[i])), **common))
     return out
 
 
 TE_TIMES = (0.0065, 0.008, 0.0105, 0.022, 0.059)
 
 
-def fallback(default, off, exact):
-    calls = {"default": default, "NVTE_FUSED_ATTN=0": off, "float32": exact}
-    warned = [fact("warning", "no fused kernel", x) for x in calls]
-    return [fact("fused calls in the program", n, x) for x, n in calls.items()] + warned
+def fallback(calls, products):
+    labels = ("default", "NVTE_FUSED_ATTN=0", "float32")
+    out = [fact("fused calls in the program", n, x) for n, x in zip(calls, labels, strict=True)]
+    out += [fact("matrix products in the program", n, x) for n, x in zip(products, labels, strict=True)]
+    return out + [fact("warning", "falling back", x) for x in labels]
 
 
 def autocast(difference, eight):
@@ -77,13 +83,18 @@ def scales(te, hand):
     return out + [fact("scale of the input", x, f"by hand, step {i}") for i, x in enumerate(hand)]
 
 
+STUCK = "scale after 3 steps, state not written back"
 RULE = [1.0, *[448.0] * 4, *[0.1] * 19]
 
 
-def layer(table, half, delayed, current, backward=3):
+def layer(table, half, delayed, current, backward=3, reductions=(0, 1)):
     out = []
-    for label, ms in (("bfloat16", half), ("FP8 delayed", delayed), ("FP8 current", current)):
-        out.append(row(f"{label}, forward", ms, table=table))
+    counts = (0, *reductions)
+    for label, ms, count in zip(
+        ("bfloat16", "FP8 delayed", "FP8 current"), (half, delayed, current), counts, strict=True
+    ):
+        kernels = (("gemm", ms),) + (("input_reduce_fusion", 0.01),) * count
+        out.append(row(f"{label}, forward", ms, table=table, kernels=kernels))
         out.append(row(f"{label}, forward and backward", backward * ms, table=table))
     return out
 
@@ -93,11 +104,17 @@ def errors(half, eight):
     return [fact("error", e, f"{x}: {name}") for x, e in labels.items() for name in ("out", "dx", "dparams")]
 
 
+def modules(cast, plain):
+    return [fact("eight-bit types of a module", words, f"{name}, {how}")
+            for how, words in (("autocast", cast), ("plain", plain))
+            for name in ("DenseGeneral", "LayerNormMLP", "TransformerLayer")]  # fmt: skip
+
+
 def imports(*words):
     labels = [f"{path}, {order}" for path in ("no LD_LIBRARY_PATH", "LD_LIBRARY_PATH at JAX's own")
               for order in ("TE first", "JAX first")]  # fmt: skip
     found = [fact("import of TE", x, label) for x, label in zip(words, labels, strict=True)]
-    return [fact("the system has a cuDNN too", True), *found]
+    return [fact("the system has a cuDNN too", True), fact("cuDNN of this process", "9.19.0"), *found]
 
 
 def heads(*worst, agree=True):
@@ -123,6 +140,8 @@ def cards(a100, l4, h200):
         ]
     return out
 
+
+OWN, SYSTEMS = "imports, cuDNN 9.19.0", "imports, cuDNN 9.14.0"
 
 CRAFTED = {
     "two_formats": (formats((448, 57344), (8, 4)), [formats((240, 57344), (8, 4)), formats((448, 57344), (8, 8))]),
@@ -157,27 +176,45 @@ CRAFTED = {
          settings(groups="wrong: 1 off", wrong_groups="like causal", no_groups="RuntimeError: cast")],
     ),
     "te_runs_cudnn": (sweep(TE_TIMES), [sweep(TE_TIMES, kernel="cudnn_sdpa_other"), sweep(TE_TIMES, kernel="softmax")]),
-    "te_costs_small_kernels": (sweep(TE_TIMES), [sweep((0.0041, *TE_TIMES[1:])), sweep((*TE_TIMES[:4], 0.08))]),
+    "te_costs_small_kernels": (sweep(TE_TIMES), 
+        [sweep((0.0041, *TE_TIMES[1:])), sweep((*TE_TIMES[:4], 0.08)), sweep(TE_TIMES, extra=2)]),
     "te_beats_xla": (sweep(TE_TIMES), [sweep((0.02, *TE_TIMES[1:])), sweep((*TE_TIMES[:4], 0.5))]),
-    "te_falls_back": (fallback(1, 0, 0), [fallback(1, 1, 0), fallback(0, 0, 0), fallback(1, 0, 1)]),
+    "te_falls_back": (
+        fallback((1, 0, 0), (0, 2, 2)),
+        [fallback((1, 1, 0), (0, 2, 2)), fallback((0, 0, 0), (0, 2, 2)), fallback((1, 0, 1), (0, 2, 2)),
+         fallback((1, 0, 0), (0, 0, 0))],
+    ),
+    "te_mask_is_inverted": (
+        settings(hidden="like padded", seen="wrong: at least 1.2 off"),
+        [settings(hidden="like padded", seen="like padded"), settings(hidden="like full", seen="like padded")],
+    ),
+    "te_modules_compute_in_fp8": (
+        modules("f8e4m3fn, f8e5m2", "none"),
+        [modules("none", "none"), modules("f8e4m3fn", "none"), modules("f8e4m3fn, f8e5m2", "f8e4m3fn, f8e5m2")],
+    ),
     "autocast_leaves_attention": (autocast(0.0, False), [autocast(0.01, False), autocast(0.0, True)]),
     "te_follows_the_rule": (
         scales(RULE, RULE), [scales([2 * x for x in RULE], RULE), scales([1.0] * 24, [1.0] * 24)],
     ),
-    "te_first_scale_is_one": (scales(RULE, RULE), [scales(RULE[1:], RULE), scales([1.0] * 24, RULE)]),
+    "te_first_scale_is_one": (
+        [*scales(RULE, RULE), fact(STUCK, 1.0)],
+        [[*scales(RULE[1:], RULE), fact(STUCK, 1.0)], [*scales([1.0] * 24, RULE), fact(STUCK, 1.0)],
+         [*scales(RULE, RULE), fact(STUCK, 448.0)]],
+    ),
     "dense_fp8_is_faster": (
         layer("dense layer", 0.35, 0.23, 0.26),
         [layer("dense layer", 0.35, 0.34, 0.4), layer("dense layer", 0.2, 0.3, 0.3)],
     ),
-    "dense_current_pays_a_pass": (layer("dense layer", 0.35, 0.23, 0.26), [layer("dense layer", 0.35, 0.23, 0.2)]),
+    "dense_current_pays_a_pass": (layer("dense layer", 0.35, 0.23, 0.26), 
+        [layer("dense layer", 0.35, 0.23, 0.2), layer("dense layer", 0.35, 0.23, 0.26, reductions=(1, 1))]),
     "dense_fp8_error": (
         errors(0.002, 0.04), [errors(0.002, 0.2), errors(0.02, 0.04), errors(0.0001, 0.001), errors(0.002, math.nan)],
     ),
-    "layer_gains_too": (layer("transformer layer", 5, 3, 3.3), [layer("transformer layer", 5, 3, 4.9)]),
+    "layer_gains_too": (layer("transformer layer", 5, 3, 3.3), [layer("transformer layer", 5, 4.9, 3)]),
     "import_order_matters": (
-        imports("imports", "OSError", "imports", "imports"),
-        [imports("imports", "imports", "imports", "imports"), imports("OSError", "OSError", "imports", "imports"),
-         imports("imports", "OSError", "imports", "OSError")],
+        imports(SYSTEMS, "OSError: no", OWN, OWN),
+        [imports(OWN, "OSError: no", OWN, OWN), imports(SYSTEMS, SYSTEMS, OWN, OWN),
+         imports("OSError: no", "OSError: no", OWN, OWN), imports(SYSTEMS, "OSError: no", OWN, SYSTEMS)],
     ),
     "fp8_attention_is_right": (
         heads(0.06, 0.06, 0.06, 0.04),

@@ -23,13 +23,19 @@ def _patterns(r, label: str):
     return all(e <= TOLERANCE["bfloat16"] for e in errors), f"relative error: {words}"
 
 
-@claim("xla_takes_fewer_kv_heads", "XLA takes 8, 2 or 1 KV heads for 8 query heads as they are, and is right.")
+@claim(
+    "xla_takes_fewer_kv_heads",
+    "XLA takes 8, 2 or 1 KV heads for 8 query heads without the caller copying them, and is right.",
+)
 def _(r):
     return _patterns(r, "xla")
 
 
-@claim("cudnn_takes_fewer_kv_heads", "cuDNN takes 8, 2 or 1 KV heads for 8 query heads as they are, and is right.",
-        needs="cudnn_attention")  # fmt: skip
+@claim(
+    "cudnn_takes_fewer_kv_heads",
+    "cuDNN takes 8, 2 or 1 KV heads for 8 query heads without the caller copying them, and is right.",
+    needs="cudnn_attention",
+)
 def _(r):
     return _patterns(r, "cudnn")
 
@@ -59,13 +65,14 @@ def _(r):
 
 @claim(
     "fewer_bytes_same_flops",
-    "Fewer KV heads save bytes and no FLOPs of attention: 1 instead of 8 leave under a fifth of a decode step's bytes.",
+    "Counted by XLA, fewer KV heads save no FLOPs of attention; 1 instead of 8 leave under a fifth of the bytes that "
+    "must move.",
     others="Older material says: GQA and MQA save memory and compute at inference",
 )
 def _(r):
-    work = [r.finding("FLOPs of a decode step", label=x) for x in PATTERNS]
+    work = [r.finding("FLOPs of a decode step, by XLA", label=x) for x in PATTERNS]
     moved = [r.finding("bytes of a decode step", label=x) for x in PATTERNS]
-    ok = len(set(work)) == 1 and moved[2] < moved[0] / 5
+    ok = max(work) < 1.05 * min(work) and moved[2] < moved[0] / 5
     return ok, f"FLOPs of MHA over MQA {times(work[0] / work[2])}, bytes {times(moved[0] / moved[2])}"
 
 
@@ -80,7 +87,7 @@ def _(r):
         needs="cudnn_attention")  # fmt: skip
 def _(r):
     row = _decode(r, "cudnn", 8)
-    published, rate = r.finding("GB/s", label="published bandwidth"), row.bytes / row.ms / 1e6
+    published, rate = r.finding("published GB/s"), row.bytes / row.ms / 1e6
     return rate >= 0.8 * published, f"{rate:,.0f} of {published:,.0f} GB/s: {rate / published:.0%}"
 
 
@@ -91,9 +98,22 @@ def _(r):
     return min(ratios.values()) > 0.5, "K = 2 over K = 8: " + ", ".join(f"{x} {times(y)}" for x, y in ratios.items())
 
 
-@claim("repeating_costs_the_saving", "Repeating the KV heads by hand costs what grouping saves: with 1 KV head, an "
-        "eighth of the bytes, the naive version takes more than three quarters of its time with 8.",
-        needs="gpu")  # fmt: skip
+@claim(
+    "xla_follows_at_one",
+    "With 1 KV head XLA follows the bytes too: under a quarter of its time with 8.",
+    needs="gpu",
+)
+def _(r):
+    ratio = _decode(r, "xla", 1).ms / _decode(r, "xla", 8).ms
+    return ratio < 0.25, f"K = 1 over K = 8: {times(ratio)}"
+
+
+@claim(
+    "repeating_saves_nothing",
+    "The naive version, which repeats the KV heads, saves nothing with 1 KV head: over three quarters of its time with "
+    "8, at an eighth of the bytes.",
+    needs="gpu",
+)
 def _(r):
     ratio = _decode(r, "naive", 1).ms / _decode(r, "naive", 8).ms
     return ratio > 0.75, f"K = 1 over K = 8: {times(ratio)}"
