@@ -4,12 +4,14 @@ import os
 import subprocess
 import sys
 
+import jax
 import pytest
 
 from attnlab import device, evidence, timing
 from attnlab.attention import TOLERANCE, naive_attention, relative_error, variant
 from attnlab.features import feature, has
 from attnlab.inputs import qkv
+from attnlab.sweeps import sweep
 from attnlab.timing import benchmark
 
 
@@ -120,3 +122,28 @@ def test_another_process_on_the_gpu_is_seen():
     finally:
         other.kill()
         other.wait()
+
+
+def test_out_of_memory_is_a_row_and_the_sweep_goes_on():
+    free = device.free_memory()
+    T = 1024
+    while 4 * 8 * T * T * 4 < free:  # bytes of float32 logits at B4 N8
+        T *= 2
+    rows = sweep({"xla": variant("xla")}, table="too long", T=(T, 256), seconds=0.05)
+    assert rows[0].name == "refused" and rows[0].value.startswith("MemoryError"), rows[0]
+    assert rows[1].ms > 0 and rows[1].error < TOLERANCE["bfloat16"]
+
+
+def test_eager_calls_launch_more_kernels_than_the_compiled_one(default):
+    eager = timing.eager_kernels(naive_attention, *default)
+    assert len(eager) > len(benchmark(naive_attention, *default, label="naive").kernels)
+
+
+def test_the_window_that_cudnn_gets_wrong_is_refused_by_the_course_and_wrong_in_jax(default):
+    q, k, v = default
+    wrong = jax.nn.dot_product_attention(q, k, v, local_window_size=(16, 0), implementation="cudnn")
+    assert relative_error(wrong, q, k, v, local_window_size=(16, 0)) > 0.1
+    with pytest.raises(ValueError, match="Pass is_causal=True"):
+        variant("cudnn")(q, k, v, local_window_size=(16, 0))
+    right = variant("cudnn")(q, k, v, local_window_size=(16, 0), is_causal=True)
+    assert relative_error(right, q, k, v, local_window_size=(16, 0)) < TOLERANCE["bfloat16"]
