@@ -105,7 +105,7 @@ def test_work_given_by_hand_has_a_bound_too():
 @pytest.mark.parametrize(
     "options, mask, pairs",
     [({}, "full", 64), (dict(is_causal=True), "causal", 36), (dict(local_window_size=(1, 0)), "window (1, 0)", 15),
-     (dict(local_window_size=2), "window 2", 34),
+     (dict(local_window_size=2), "window (2, 2)", 34),
      (dict(local_window_size=(2, 0), is_causal=True), "window (2, 0) causal", 21)],
     ids=str,
 )  # fmt: skip

@@ -7,6 +7,7 @@ a query that sees no key gets the mean of v; queries beyond `query_seq_lengths` 
 import difflib
 import functools
 import math
+import operator
 
 import jax
 import jax.numpy as jnp
@@ -88,7 +89,11 @@ def visible(T: int, S: int, rows=None, *, is_causal: bool = False, local_window_
 
 
 def _window(size) -> tuple[int, int]:
-    return (int(size),) * 2 if np.ndim(size) == 0 else tuple(size)
+    try:
+        left, right = (size, size) if np.ndim(size) == 0 else size
+        return operator.index(left), operator.index(right)
+    except (TypeError, ValueError):
+        raise ValueError(f"local_window_size must be a number of keys or (left, right), got {size!r}") from None
 
 
 def visible_pairs(T: int, S: int, *, is_causal: bool = False, local_window_size=None) -> int:

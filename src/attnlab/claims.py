@@ -34,6 +34,8 @@ class Claim:
             ok, measured = self.check(records.find(notebook=self.notebook))
         except MissingRecord as e:
             return Verdict(UNTESTABLE, str(e))
+        except Exception as e:  # records of another kind than it expects: the other claims still have their say
+            return Verdict(UNTESTABLE, f"its check stopped with {type(e).__name__}: {e}")
         return Verdict(HOLDS if ok else FAILS, measured)
 
     def judge_here(self) -> Verdict:

@@ -1,5 +1,7 @@
 """Variants side by side on the same inputs: correctness first, then the clock, or the refusal in its own words."""
 
+import inspect
+
 from attnlab import device as _device
 from attnlab.attention import TOLERANCE, reference, relative_error, sampled_rows
 from attnlab.display import Progress
@@ -32,6 +34,10 @@ def measure(fn, *args, label: str, table: str, error, allowed: float, **options)
       A `Timing`, or a `Finding` named "refused" with the reason: what was raised, out of memory, or too large
       an error.
     """
+
+    wrong = options.keys() - inspect.signature(benchmark).parameters.keys() | options.keys() & {"check"}
+    if wrong:  # else the row would be refused for the caller's slip
+        raise TypeError(f"measure takes no {', '.join(sorted(wrong))}")
 
     def check(out) -> float:
         found = error(out)

@@ -2,11 +2,12 @@
 
 import math
 import pathlib
+import re
 
 from attnlab import device as _device
 from attnlab import plots
 from attnlab.display import format_bytes, format_ms, format_number, show_table
-from attnlab.records import LOG, Records, Timing, saved
+from attnlab.records import LOG, Records, Shape, Timing, saved
 from attnlab.tables import SAVED, saved_elsewhere
 
 # What a row has to show: how it is written, and what an axis calls it.
@@ -23,17 +24,29 @@ def _size(row, axis: str):
     """Where a row stands on an axis: a size, or for windows how many keys a query sees at most."""
     if axis != WINDOW:
         return getattr(row.shape, axis)
-    found = row.mask.split("(")[1:]
-    return int(found[0].split(",")[0]) + 1 if found else row.shape.S
+    if not row.mask.startswith(WINDOW):
+        return row.shape.S
+    left, right = map(int, re.findall(r"-?\d+", row.mask))
+    return min(row.shape.S, left + 1 + (0 if row.mask.endswith("causal") else right))
 
 
 def _series(rows, axis: str, value: str) -> dict:
-    """{(variant, dtype): [(size, value), ...]}, None for a refused row."""
-    out = {}
+    """{(variant, dtype): [(size, value), ...]}, None for a refused row, NaN for a timed one without this value."""
+    if axis not in (*Shape._fields, WINDOW):
+        raise ValueError(f"no axis {axis!r}: there are {', '.join(Shape._fields)} and {WINDOW!r}")
+    if value not in VALUES:
+        raise ValueError(f"no value {value!r}: there are {', '.join(VALUES)}")
+    out, seen = {}, {}
     for row in rows:
-        point = (_size(row, axis), getattr(row, value) if isinstance(row, Timing) else None)
-        out.setdefault((row.label, row.dtype), []).append(point)
-    return {name: sorted(points, key=lambda p: p[0]) for name, points in out.items()}
+        x, what = _size(row, axis), (row.shape, row.mask)
+        if seen.setdefault((row.label, row.dtype, x), what) != what:
+            one, two = (f"{shape} {mask}" for shape, mask in (seen[row.label, row.dtype, x], what))
+            raise ValueError(
+                f"two rows of {row.label}, {row.dtype}, at {axis} {x}: {one} and {two}. Show one at a time"
+            )
+        y = getattr(row, value) if isinstance(row, Timing) else None
+        out.setdefault((row.label, row.dtype), {})[x] = math.nan if y is None and isinstance(row, Timing) else y
+    return {name: sorted(points.items()) for name, points in out.items()}
 
 
 def _fixed(rows, axis: str) -> str:
@@ -78,9 +91,8 @@ def show_sweep(rows, axis: str, title: str, value: str = "ms") -> None:
       title: what is shown.
       value: "ms", "wall_ms", "tflops" or "temp_bytes".
     """
-    form, _ = VALUES[value]
     for device, those in _sides(rows):
-        series = _series(those, axis, value)
+        series, form = _series(those, axis, value), VALUES[value][0]
         dtypes = {dtype for _, dtype in series}
         cells = {name: dict(points) for name, points in series.items()}
         sizes = sorted({x for points in cells.values() for x in points})

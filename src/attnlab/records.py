@@ -155,7 +155,7 @@ class Records(list):
         """As `find`, but of records of the same thing only the last: a cell that was run twice counts once."""
 
         def thing(r):
-            return type(r), getattr(r, "name", ""), r.label, r.shape, r.dtype, r.mask, r.table
+            return getattr(r, "name", "refused"), r.label, r.shape, r.dtype, r.mask, r.table
 
         return Records({thing(r): r for r in self.find(**fields)}.values())
 

@@ -3,6 +3,8 @@
 import itertools
 import math
 
+import numpy as np
+
 from attnlab.comparison import compared, refused
 from attnlab.display import Progress
 from attnlab.inputs import dtype_name, qkv, shape_of
@@ -35,8 +37,15 @@ def sweep(
       ValueError, TypeError: as `attnlab.qkv`, before anything is measured.
     """
     sizes = dict(B=B, T=T, N=N, H=H, S=S, K=K, dtype=dtype)
+    if not isinstance(is_causal, (bool, np.bool_)):
+        raise TypeError(f"is_causal must be True or False, for every row, got {is_causal!r}")
+    sizes = {name: value.tolist() if getattr(value, "ndim", 0) == 1 else value for name, value in sizes.items()}
     axes = {name: value if isinstance(value, (tuple, list, range)) else (value,) for name, value in sizes.items()}
     axes["local_window_size"] = local_window_size if isinstance(local_window_size, list) else (local_window_size,)
+    if empty := [name for name, values in axes.items() if not len(values)]:
+        raise ValueError(f"no values on the axis {empty[0]}")
+    for window in axes["local_window_size"]:
+        work_of((), local_window_size=window)
     points = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
     shapes = [shape_of(*(p[name] for name in "BTNH"), S=p["S"], K=p["K"]) for p in points]
     dtypes = [dtype_name(p["dtype"]) for p in points]
@@ -82,15 +91,21 @@ def crossover(rows, first: str, second: str, axis: str = "T", by: str = "ms") ->
         raise ValueError(
             f"rows of {', '.join(sorted({r.dtype for r in timed}))}: compare equal dtypes, rows.find(dtype=…)"
         )
-    at = {
-        label: {getattr(r.shape, axis): getattr(r, by) for r in timed if r.label == label} for label in (first, second)
-    }
+    if first == second:
+        raise ValueError(f"{first!r} against itself: give the two variants labels of their own")
+    at, shapes = {first: {}, second: {}}, {}
+    for r in timed:
+        x = getattr(r.shape, axis)
+        if shapes.setdefault(x, r.shape) != r.shape or shapes.setdefault((r.label, x), r.mask) != r.mask:
+            raise ValueError(f"several shapes or masks at {axis} = {x}: give the rows of one sweep along {axis}")
+        at[r.label][x] = getattr(r, by)
     common = sorted(at[first].keys() & at[second].keys())
     if len(common) < 2:
         raise ValueError(f"{first} and {second} were timed together at {len(common)} sizes of {axis}; it takes two")
     ratios = [math.log(at[first][x] / at[second][x]) for x in common]
-    found = None
+    found, order = None, 0.0
     for (a, ra), (b, rb) in itertools.pairwise(zip(common, ratios, strict=True)):
-        if ra != rb and ra * rb <= 0:
+        order = ra or order  # of the last sizes that differ: lines that only touch do not cross
+        if order * rb < 0:
             found = math.exp(math.log(a) + (math.log(b) - math.log(a)) * ra / (ra - rb))
     return found

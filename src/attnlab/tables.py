@@ -31,8 +31,8 @@ def _merged(rows, table: str = "") -> list[tuple]:
     """(row here or None, saved row or None), those of here first, then saved ones at shapes not run here."""
     beside = saved_elsewhere().find(notebook=LOG.notebook)
     names = {r.table for r in rows} | ({table} if table else set())
-    theirs = {_key(r): r for name in sorted(names) for r in beside.find(table=name)}
-    return [(r, theirs.pop(_key(r), None)) for r in rows] + [(None, r) for r in theirs.values()]
+    theirs = {(name, _key(r)): r for name in sorted(names) for r in beside.find(table=name)}
+    return [(r, theirs.pop((r.table, _key(r)), None)) for r in rows] + [(None, r) for r in theirs.values()]
 
 
 def _refused(row) -> bool:

@@ -34,7 +34,7 @@ def counted(work, moved):
     return [
         fact(what, value, name)
         for name, flops, nbytes in named
-        for what, value in (("FLOPs of a decode step, by XLA", flops), ("bytes of a decode step", nbytes))
+        for what, value in (("FLOPs of a decode step", flops), ("bytes of a decode step", nbytes))
     ]
 
 

@@ -111,7 +111,7 @@ def modules(cast, plain):
 
 
 def imports(*words):
-    labels = [f"{path}, {order}" for path in ("no LD_LIBRARY_PATH", "LD_LIBRARY_PATH at JAX's own")
+    labels = [f"{path}, {order}" for path in ("as the system finds it", "with the path")
               for order in ("TE first", "JAX first")]  # fmt: skip
     found = [fact("import of TE", x, label) for x, label in zip(words, labels, strict=True)]
     return [fact("the system has a cuDNN too", True), fact("cuDNN of this process", "9.19.0"), *found]

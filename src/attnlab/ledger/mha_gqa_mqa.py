@@ -65,12 +65,12 @@ def _(r):
 
 @claim(
     "fewer_bytes_same_flops",
-    "Counted by XLA, fewer KV heads save no FLOPs of attention; 1 instead of 8 leave under a fifth of the bytes that "
+    "Counted in the traced program, fewer KV heads save no FLOPs of attention; 1 instead of 8 leave under a fifth of the bytes that "
     "must move.",
     others="Older material says: GQA and MQA save memory and compute at inference",
 )
 def _(r):
-    work = [r.finding("FLOPs of a decode step, by XLA", label=x) for x in PATTERNS]
+    work = [r.finding("FLOPs of a decode step", label=x) for x in PATTERNS]
     moved = [r.finding("bytes of a decode step", label=x) for x in PATTERNS]
     ok = max(work) < 1.05 * min(work) and moved[2] < moved[0] / 5
     return ok, f"FLOPs of MHA over MQA {times(work[0] / work[2])}, bytes {times(moved[0] / moved[2])}"
