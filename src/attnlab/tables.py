@@ -129,10 +129,11 @@ def show_kernels(row: Timing, title: str) -> None:
         found = saved_elsewhere().find(notebook=LOG.notebook, table=row.table, label=row.label, dtype=row.dtype)
         row = next((r for r in found if isinstance(r, Timing) and r.kernels), row)
     if row.kernels:
+        what = ", ".join(filter(None, (row.label, str(row.shape or ""), row.dtype)))
         show_table(
             ["#", "kernel", "time"],
             [(i, name, format_ms(ms)) for i, (name, ms) in enumerate(row.kernels, 1)],
-            title=f"{title}: {row.label}, {row.shape}, {row.dtype} on {row.env['device']}",
+            title=f"{title}: {what} on {row.env['device']}",
         )
 
 

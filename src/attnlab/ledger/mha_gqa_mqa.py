@@ -65,8 +65,8 @@ def _(r):
 
 @claim(
     "fewer_bytes_same_flops",
-    "Counted in the traced program, fewer KV heads save no FLOPs of attention; 1 instead of 8 leave under a fifth of the bytes that "
-    "must move.",
+    "Counted in the traced program, fewer KV heads save no FLOPs of attention; 1 instead of 8 leave under a fifth of "
+    "the bytes that must move.",
     others="Older material says: GQA and MQA save memory and compute at inference",
 )
 def _(r):
