@@ -33,8 +33,10 @@ def measure(fn, *args, label: str, table: str, error, allowed: float, **options)
     Returns:
       A `Timing`, or a `Finding` named "refused" with the reason: what was raised, out of memory, or too large
       an error.
-    """
 
+    Raises:
+      TypeError: an option that `attnlab.benchmark` does not have.
+    """
     wrong = options.keys() - inspect.signature(benchmark).parameters.keys() | options.keys() & {"check"}
     if wrong:  # else the row would be refused for the caller's slip
         raise TypeError(f"measure takes no {', '.join(sorted(wrong))}")

@@ -215,6 +215,17 @@ def compare(name, yours, right, hint="", *, args=(), what="result", rtol=1e-3, a
     return Answer(name, RIGHT, f"{what}: {_brief(right, unit)}")
 
 
+def over_cases(name, yours, right, hint, cases, what, unit="") -> Answer:
+    """One answer for the reader's function on several argument tuples.
+
+    `what` names a case: a format string that takes its arguments. The rest is as for `compare`.
+    """
+    return together(
+        name,
+        [compare(name, yours, right, hint, args=case, what=what.format(*case), unit=unit) for case in cases],
+    )
+
+
 def together(name, answers) -> Answer:
     """One answer for several: the first that is not tried or wrong, else right."""
     open_ones = [answer for state in (UNTRIED, WRONG) for answer in answers if answer.state == state]

@@ -84,7 +84,8 @@ def crossover(rows, first: str, second: str, axis: str = "T", by: str = "ms") ->
       by: a field of `Timing`: "ms" or "wall_ms".
 
     Raises:
-      ValueError: rows of more than one dtype, which would compare unequal things; or fewer than two common sizes.
+      ValueError: rows of several dtypes, shapes or masks, which would compare unequal things; one label twice; or
+        fewer than two common sizes.
     """
     timed = [r for r in rows if isinstance(r, Timing) and r.label in (first, second)]
     if len({r.dtype for r in timed}) > 1:

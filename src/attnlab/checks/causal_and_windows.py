@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attnlab.attention import reference, visible, visible_pairs
-from attnlab.exercises import RIGHT, Answer, compare, together, untried
+from attnlab.exercises import RIGHT, Answer, compare, over_cases, together, untried
 
 
 def check_chunk_mask(yours) -> Answer:
@@ -42,13 +42,8 @@ def check_window_pairs(yours) -> Answer:
     def right(T, W):
         return visible_pairs(T, T, is_causal=True, local_window_size=(W - 1, 0))
 
-    return together(
-        "window_pairs",
-        [
-            compare("window_pairs", yours, right, hint, args=(T, W), what=f"T {T}, W {W}: pairs")
-            for T, W in ((8, 8), (8, 1), (8, 3), (5, 9), (1, 1), (8192, 1024))
-        ],
-    )
+    cases = ((8, 8), (8, 1), (8, 3), (5, 9), (1, 1), (8192, 1024))
+    return over_cases("window_pairs", yours, right, hint, cases, "T {}, W {}: pairs")
 
 
 def _seen_by(kernel: str, T: int, *, is_causal=False, local_window_size=None) -> np.ndarray:

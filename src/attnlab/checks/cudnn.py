@@ -3,7 +3,7 @@
 import jax
 
 from attnlab.attention import reference
-from attnlab.exercises import RIGHT, Answer, compare, together
+from attnlab.exercises import RIGHT, Answer, compare, over_cases, together
 from attnlab.inputs import qkv
 from attnlab.records import Shape, Timing
 
@@ -24,13 +24,7 @@ def check_cudnn_takes(yours) -> Answer:
         most = 256 if capability >= (9, 0) else 128
         return capability >= (8, 0) and dtype in ("bfloat16", "float16") and H % 8 == 0 and H <= most
 
-    return together(
-        "cudnn_takes",
-        [
-            compare("cudnn_takes", yours, right, hint, args=case, what=f"{case[0]}, H {case[1]}, {case[2]}")
-            for case in cases
-        ],
-    )
+    return over_cases("cudnn_takes", yours, right, hint, cases, "{}, H {}, {}")
 
 
 def check_fair_speedup(yours) -> Answer:

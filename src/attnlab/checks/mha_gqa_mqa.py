@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 
-from attnlab.exercises import Answer, compare, together
+from attnlab.exercises import Answer, compare, over_cases, together
 
 
 def check_repeat_kv(yours) -> Answer:
@@ -29,16 +29,14 @@ def check_cache_savings(yours) -> Answer:
     def right(layers, N, H, S, B, itemsize):
         return tuple(2 * layers * (N - K) * H * S * B * itemsize for K in (2, 1))
 
-    return together(
+    return over_cases(
         "cache_savings",
-        [
-            compare(
-                "cache_savings", yours, right, hint, args=case,
-                what=f"saved with K = 2 and 1 (layers, N, H, S, B, itemsize = {case})",
-            )
-            for case in cases
-        ],
-    )  # fmt: skip
+        yours,
+        right,
+        hint,
+        cases,
+        "saved with K 2 and 1 at layers {}, N {}, H {}, S {}, B {}, itemsize {}",
+    )
 
 
 def check_longest_context(yours) -> Answer:
@@ -55,16 +53,14 @@ def check_longest_context(yours) -> Answer:
     def right(memory, weights, layers, K, H, B, itemsize):
         return max(0, memory - weights) // (2 * layers * K * H * B * itemsize)
 
-    return together(
+    return over_cases(
         "longest_context",
-        [
-            compare(
-                "longest_context", yours, right, hint, args=case,
-                what=f"tokens (memory, weights, layers, K, H, B, itemsize = {case})",
-            )
-            for case in cases
-        ],
-    )  # fmt: skip
+        yours,
+        right,
+        hint,
+        cases,
+        "tokens at memory {}, weights {}, layers {}, K {}, H {}, B {}, itemsize {}",
+    )
 
 
 def check_most_tokens(yours) -> Answer:
@@ -74,13 +70,9 @@ def check_most_tokens(yours) -> Answer:
         "tokens a second are B over that time."
     )
     cases = ((16e9, 1e9, 1, 300), (16e9, 1e9, 32, 300), (16e9, 17e9, 4, 4800))
-    return together(
-        "most_tokens",
-        [
-            compare(
-                "most_tokens", yours, lambda weights, cache, B, gbps: B * gbps * 1e9 / (weights + B * cache), hint,
-                args=case, what=f"tokens a second (weights, cache, B, gbps = {case})",
-            )
-            for case in cases
-        ],
-    )  # fmt: skip
+
+    def right(weights, cache, B, gbps):
+        return B * gbps * 1e9 / (weights + B * cache)
+
+    what = "tokens a second at weights {}, cache {}, B {}, gbps {}"
+    return over_cases("most_tokens", yours, right, hint, cases, what)

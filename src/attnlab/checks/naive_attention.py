@@ -3,7 +3,7 @@
 import math
 
 from attnlab.attention import reference
-from attnlab.exercises import Answer, compare, together
+from attnlab.exercises import Answer, compare, over_cases, together
 from attnlab.inputs import qkv
 
 
@@ -23,20 +23,14 @@ def check_matrix_bytes(yours) -> Answer:
     """Exercise: bytes of the weight matrix of a batch."""
     hint = "there is one T×S matrix for each head of each batch element: B · N · T · S numbers of `itemsize` bytes."
     cases = ((4, 128, 128, 8, 4), (2, 64, 256, 16, 2))
-    return together(
+    return over_cases(
         "matrix_bytes",
-        [
-            compare(
-                "matrix_bytes",
-                yours,
-                math.prod(case),
-                hint,
-                args=case,
-                what=f"B, T, S, N, itemsize = {case}",
-                unit="B",
-            )
-            for case in cases
-        ],
+        yours,
+        lambda *case: math.prod(case),
+        hint,
+        cases,
+        "B {}, T {}, S {}, N {}, itemsize {}",
+        unit="B",
     )
 
 
@@ -48,10 +42,4 @@ def check_longest_T(yours) -> Answer:
     def right(B, N, itemsize, budget):
         return math.isqrt(budget // (B * N * itemsize))
 
-    return together(
-        "longest_T",
-        [
-            compare("longest_T", yours, right, hint, args=case, what=f"B, N, itemsize, budget = {case}")
-            for case in cases
-        ],
-    )
+    return over_cases("longest_T", yours, right, hint, cases, "B {}, N {}, itemsize {}, budget {}")

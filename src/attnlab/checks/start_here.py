@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from attnlab.display import format_ms
-from attnlab.exercises import RIGHT, Answer, compare, together
+from attnlab.exercises import RIGHT, Answer, compare, over_cases, together
 
 
 def check_softmax_rows(yours) -> Answer:
@@ -41,21 +41,7 @@ def check_bound_ms(yours) -> Answer:
     def right(flops, nbytes, tflops, gbps):
         return max(flops / (tflops * 1e9), nbytes / (gbps * 1e6))
 
-    return together(
-        "bound_ms",
-        [
-            compare(
-                "bound_ms",
-                yours,
-                right,
-                hint,
-                args=case,
-                what=f"{case[0]:.0e} FLOPs, {case[1]:.0e} bytes",
-                unit="ms",
-            )
-            for case in cases
-        ],
-    )
+    return over_cases("bound_ms", yours, right, hint, cases, "{:.0e} FLOPs, {:.0e} bytes", unit="ms")
 
 
 class _Queued:

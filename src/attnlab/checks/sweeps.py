@@ -2,7 +2,7 @@
 
 import functools
 
-from attnlab.exercises import RIGHT, Answer, compare, together, untried
+from attnlab.exercises import RIGHT, Answer, compare, over_cases, together, untried
 from attnlab.records import Finding, Records, Shape, Timing
 
 
@@ -12,16 +12,13 @@ def check_roofline_bound(yours) -> Answer:
         "the roof is the lower of two lines: the peak, and FLOP per byte times bandwidth. FLOP/byte times GB/s is "
         "GFLOP/s, a thousandth of a TFLOP/s."
     )
-    return together(
-        "roofline_bound",
-        [
-            compare(
-                "roofline_bound", yours, min(case[1], case[0] * case[2] / 1e3), hint, args=case,
-                what=f"{case[0]} FLOP/byte under {case[1]} TFLOP/s and {case[2]} GB/s", unit="TFLOP/s",
-            )
-            for case in ((32.0, 989.0, 4800.0), (1024.0, 989.0, 4800.0), (256.0, 121.0, 300.0), (512.0, 121.0, 300.0))
-        ],
-    )  # fmt: skip
+    cases = ((32.0, 989.0, 4800.0), (1024.0, 989.0, 4800.0), (256.0, 121.0, 300.0), (512.0, 121.0, 300.0))
+
+    def right(intensity, tflops, gbps):
+        return min(tflops, intensity * gbps / 1e3)
+
+    what = "{} FLOP/byte under {} TFLOP/s and {} GB/s"
+    return over_cases("roofline_bound", yours, right, hint, cases, what, unit="TFLOP/s")
 
 
 def _row(label, T, dtype, ms, temp_bytes, wall_ms):

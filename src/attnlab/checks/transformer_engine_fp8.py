@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attnlab.exercises import Answer, compare, together
+from attnlab.exercises import Answer, compare, over_cases, together
 
 
 def check_next_scale(yours) -> Answer:
@@ -23,13 +23,7 @@ def check_next_scale(yours) -> Answer:
         amax = max(history)
         return 448.0 / amax / 2**margin if 0 < amax < float("inf") else scale
 
-    return together(
-        "next_scale",
-        [
-            compare("next_scale", yours, right, hint, args=case, what=f"history, scale, margin = {case}")
-            for case in cases
-        ],
-    )
+    return over_cases("next_scale", yours, right, hint, cases, "history {}, scale {}, margin {}")
 
 
 def check_unscaled_product(yours) -> Answer:
@@ -53,15 +47,7 @@ def check_runs_in_fp8(yours) -> Answer:
     hint = "products from 8.9 (Ada: the L4), attention from 9.0 (Hopper), MXFP8 from 10.0 (Blackwell). Compare pairs."
     first = {"matmul": (8, 9), "attention": (9, 0), "mxfp8 matmul": (10, 0)}
     cases = [(what, c) for what in first for c in ((8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0))]
-    return together(
-        "runs_in_fp8",
-        [
-            compare(
-                "runs_in_fp8", yours, lambda what, c: c >= first[what], hint, args=case, what=f"{case[0]} at {case[1]}"
-            )
-            for case in cases
-        ],
-    )
+    return over_cases("runs_in_fp8", yours, lambda what, c: c >= first[what], hint, cases, "{} at {}")
 
 
 def check_te_mask(yours) -> Answer:
