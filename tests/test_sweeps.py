@@ -280,3 +280,9 @@ def test_one_wrong_head_and_one_nan_are_seen_by_head():
     errors = lab.error_by_head(out.at[1, :, 2].multiply(2).at[0, 3, 1, 0].set(jnp.nan), q, k, v)
     assert errors.shape == (2, 4) and errors[1, 2] == pytest.approx(1, rel=1e-3) and math.isnan(errors[0, 1])
     assert sum(e < 1e-3 for e in errors.ravel()) == 6
+
+
+def test_a_finding_without_a_label_has_no_empty_column(log, capsys):
+    lab.observe("memory", 105)
+    lab.show_findings("memory", "The share")
+    assert [line.split() for line in capsys.readouterr().out.splitlines() if line.split()][1] == ["here"]

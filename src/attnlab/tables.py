@@ -147,10 +147,10 @@ def show_findings(name: str, title: str, form=cell_text) -> None:
     for key in keys:
         label, shape, dtype, _ = key
         value = form(mine[key].value) if key in mine else "not run here"
-        cells = [label, str(shape or NOTHING), dtype or NOTHING, value]
+        cells = [label or NOTHING, str(shape or NOTHING), dtype or NOTHING, value]
         body.append(cells + ([form(theirs[key].value) if key in theirs else None] if theirs else []))
     headers = ["what", "shape", "dtype", "here"] + ([SAVED] if theirs else [])
-    keep = [i for i in range(len(headers)) if i not in (1, 2) or any(row[i] != NOTHING for row in body)]
+    keep = [i for i in range(len(headers)) if i > 2 or any(row[i] != NOTHING for row in body)]
     show_table([headers[i] for i in keep], [[row[i] for i in keep] for row in body], title=title)
 
 
