@@ -15,7 +15,8 @@ UV ?= uv
 WORKERS ?= auto --maxprocesses 8
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint format lab bench doctor saved lock clean
+.PHONY: help run test lint format lab regenerate compare claims validate matrix site preclass bench clock doctor saved \
+  lock clean
 
 ifeq ($(strip $(PYTHON)),)
 PY := .venv/bin/python
@@ -35,7 +36,7 @@ env = @command -v "$(PYTHON)" >/dev/null || { echo "make: PYTHON=$(PYTHON) is no
 endif
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
 	@sed -n 's/^#   //p' Makefile
 
 run: ## execute the whole course; an HTML page per notebook and an index in build/
@@ -64,9 +65,42 @@ lab: ## open JupyterLab on the notebooks
 	$(env)
 	@$(PY) -m jupyterlab --notebook-dir notebooks $(ARGS)
 
-bench: ## what the clock costs here, and how it compares with Nsight Compute where that is installed
+regenerate: ## execute the course here, and put its outputs and records in place of the committed ones
+	$(env)
+	@$(PY) -m attnlab regenerate $(ARGS)
+
+compare: ## what changed between the recorded results and the last run (ARGS="OLD NEW": between two others)
+	$(env)
+	@$(PY) -m attnlab compare $(ARGS)
+
+claims: ## every claim of the course with its verdict over the recorded results
+	$(env)
+	@$(PY) -m attnlab claims $(ARGS)
+
+validate: export JAX_PLATFORMS ?= cpu
+validate: ## run the notebooks and compare them with their committed outputs, by nbval
+	$(env)
+	@$(PY) -m attnlab validate $(ARGS)
+
+matrix: ## the tests and the notebooks on the oldest and the newest JAX, each in its own environment
+	@$(BASE_PYTHON) deploy/matrix.py $(ARGS)
+
+site: ## the executed notebooks as a static site in build/site/
+	$(env)
+	@$(PY) -m attnlab site $(ARGS)
+
+HOSTS ?=
+preclass: ## doctor and the first notebook on the machines of a class: HOSTS="a b" by ssh, ARGS="--pods app=..." by kubectl
+	$(env)
+	@$(PY) -m attnlab preclass $(HOSTS) $(ARGS)
+
+bench: ## the course cold and warm: seconds of each notebook, and its slowest cells
 	$(env)
 	@$(PY) -m attnlab bench $(ARGS)
+
+clock: ## what the clock costs here, and how it compares with Nsight Compute where that is installed
+	$(env)
+	@$(PY) -m attnlab clock $(ARGS)
 
 doctor: ## what can run here, and what to do about the rest
 	$(env)

@@ -23,16 +23,53 @@ def _parser() -> argparse.ArgumentParser:
         new.set_defaults(call=call)
         return new
 
-    command(doctor, "say what can run here, and what to do about what can't")
+    def of_notebooks(call, help, out=None):
+        new = command(call, help)
+        new.add_argument(
+            "notebook", nargs="*", metavar="NOTEBOOK", help="a number (02), a name or a path; all by default"
+        )
+        new.add_argument("--notebooks", default="notebooks", metavar="DIR", help="the course (default: notebooks)")
+        if out:
+            new.add_argument("--out", default=out, metavar="DIR", help=f"where everything goes (default: {out})")
+        return new
 
-    new = command(run, "execute the course and write a page a notebook and an index")
-    new.add_argument("notebook", nargs="*", metavar="NOTEBOOK", help="a number (02), a name or a path; all by default")
+    def with_parameters(new):
+        new.add_argument(
+            "-p", dest="settings", action="append", default=[], metavar="NAME=VALUE",
+            help="a notebook parameter; VALUE is a Python literal, or else a string; may be repeated",
+        )  # fmt: skip
+        return new
+
+    new = command(doctor, "say what can run here, and what to do about what can't")
+    new.add_argument("--json", action="store_true", help="as one line of JSON, for programs")
+
+    with_parameters(of_notebooks(run, "execute the course and write a page a notebook and an index", out="build"))
+
+    new = with_parameters(of_notebooks(regenerate, "execute the course, and put its outputs and records in place"))
+    new.add_argument("--out", metavar="DIR", help="write notebooks and records there instead")
     new.add_argument(
-        "-p", dest="settings", action="append", default=[], metavar="NAME=VALUE",
-        help="a notebook parameter; VALUE is a Python literal, or else a string; may be repeated",
+        "--cell-seconds", type=int, default=600, metavar="N", help="the time limit of one cell (default: 600)"
+    )
+    new.add_argument("--dry-run", action="store_true", help="only say what would be done")
+
+    new = command(compare, "say what changed between two sets of results (like diff: 0 nothing, 1 something)")
+    new.add_argument(
+        "results", nargs="*", metavar="RESULTS",
+        help="OLD NEW …: a file or a folder of records, or the name of saved ones; "
+        "by default the saved ones and build/results",
     )  # fmt: skip
-    new.add_argument("--out", default="build", metavar="DIR", help="where everything goes (default: build)")
-    new.add_argument("--notebooks", default="notebooks", metavar="DIR", help="the course (default: notebooks)")
+
+    new = command(claims, "print every claim of the course with its verdict over recorded results")
+    new.add_argument("results", nargs="?", metavar="RESULTS", help="as for compare (default: the saved ones)")
+
+    of_notebooks(validate, "run the notebooks and compare with their committed outputs, by nbval", out="build/validate")
+    of_notebooks(site, "make a static site of the executed notebooks", out="build/site")
+
+    new = command(preclass, "check the machines of a class: doctor and the first notebook on each")
+    new.add_argument("host", nargs="*", metavar="HOST", help="what ssh takes, such as student@host1")
+    new.add_argument("--pods", metavar="SELECTOR", help="the pods with this label instead, by kubectl")
+    new.add_argument("--namespace", metavar="NAME", help="of the pods (default: kubectl's)")
+    new.add_argument("--folder", default="", metavar="DIR", help="where the course lies there (default: where it is found)")
 
     new = command(report, "put the results of a run into one file, to send to an instructor")
     new.add_argument(
@@ -40,7 +77,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     new.add_argument("--out", metavar="FILE", help="the file (default: attnlab-report-DEVICE.jsonl)")
 
-    command(bench, "measure what the benchmark costs, and check it by Nsight Compute")
+    command(clock, "measure what the benchmark costs, and check it by Nsight Compute")
+    of_notebooks(bench, "time the course cold and warm: each notebook and its slowest cells", out="build/bench")
 
     new = command(saved, "print the recorded H200 timings")
     new.add_argument("notebook", nargs="?", default="", metavar="NOTEBOOK", help="a number (03); all by default")
@@ -93,28 +131,82 @@ def _need_device() -> None:
 
 
 def doctor(args) -> int:
-    from attnlab import tables
+    from attnlab import preclass, tables
 
     _need_device()
+    if args.json:
+        print(preclass.doctor_line())
+        return 0
     tables.show_device()
     tables.show_features()
     return 0
 
 
-def run(args) -> int:
-    from attnlab import course
+def _notebooks(args):
+    """(all notebooks of the course, those that were asked for)"""
+    from attnlab.course import choose
     from attnlab.notebook_files import course_notebooks
 
     everything = course_notebooks(args.notebooks)
-    chosen = course.choose(everything, args.notebook)
+    return everything, choose(everything, args.notebook)
+
+
+def run(args) -> int:
+    from attnlab import course
+
+    everything, chosen = _notebooks(args)
     return course.run(chosen, args.out, course.parse_parameters(args.settings, chosen), course=everything)
+
+
+def regenerate(args) -> int:
+    from attnlab import course, regenerate
+
+    _, chosen = _notebooks(args)
+    parameters = course.parse_parameters(args.settings, chosen)
+    return regenerate.regenerate(chosen, parameters, args.out, args.cell_seconds, args.dry_run)
+
+
+def compare(args) -> int:
+    from attnlab import changes
+
+    return changes.main(args.results)
+
+
+def claims(args) -> int:
+    from attnlab import ledger
+
+    return ledger.main(args.results)
+
+
+def validate(args) -> int:
+    from attnlab import validation
+
+    return validation.main(_notebooks(args)[1], args.out)
+
+
+def site(args) -> int:
+    from attnlab import site
+
+    return site.main(_notebooks(args)[1], args.out)
+
+
+def preclass(args) -> int:
+    from attnlab import preclass
+
+    return preclass.main(args.host, args.pods, args.namespace, args.folder)
+
+
+def clock(args) -> int:
+    from attnlab import clock
+
+    _need_device()
+    return clock.main()
 
 
 def bench(args) -> int:
     from attnlab import bench
 
-    _need_device()
-    return bench.main()
+    return bench.main(_notebooks(args)[1], args.out)
 
 
 def saved(args) -> int:

@@ -229,7 +229,32 @@ def log() -> Records:
     return LOG.records
 
 
+RESULTS = pathlib.Path(__file__).parent / "data" / "results"
+
+
 def saved(device: str = "nvidia-h200") -> Records:
     """The committed results of `device`: records of a full run of the course on it."""
-    path = pathlib.Path(__file__).parent / "data" / "results" / f"{device}.jsonl"
+    path = RESULTS / f"{device}.jsonl"
     return Records.read(path) if path.exists() else Records()
+
+
+def load(place) -> Records:
+    """The records at `place`: a file, a folder of such files, or the name of saved results ("nvidia-h200").
+
+    Raises:
+      LookupError: nothing there, or no record in it.
+      ValueError: a line that is no record of this schema, with file and line number.
+    """
+    path = pathlib.Path(place)
+    if path.is_dir():
+        found = Records(r for file in sorted(path.glob("*.jsonl")) for r in Records.read(file))
+    elif path.is_file():
+        found = Records.read(path)
+    elif RESULTS / f"{place}.jsonl" in RESULTS.glob("*.jsonl"):
+        found = saved(str(place))
+    else:
+        names = ", ".join(sorted(p.stem for p in RESULTS.glob("*.jsonl")))
+        raise LookupError(f"no results at {place}: give a file or a folder of records, or a saved device: {names}")
+    if not found:
+        raise LookupError(f"no records in {place}: run the course first (make run)")
+    return found

@@ -1,4 +1,4 @@
-"""`attnlab bench`: what `benchmark` itself costs, and its clock beside Nsight Compute's where that exists.
+"""`attnlab clock`: what `benchmark` itself costs, and its clock beside Nsight Compute's where that exists.
 
 CUPTI and Nsight Compute are both profiler clients and can't share a process, so each measures in a
 process of its own, one after the other on the same device.
