@@ -6,6 +6,7 @@ sentences themselves stand in `attnlab.ledger`, a file a notebook.
 
 import collections
 import dataclasses
+import math
 from collections.abc import Callable
 
 from attnlab.display import format_number
@@ -29,11 +30,18 @@ class Claim:
     others: str = ""  # who says otherwise, and what
 
     def judge(self, records: Records) -> Verdict:
-        """The verdict over `records`; missing records make it untestable, never false."""
+        """The verdict over `records`; missing records make it untestable, never false.
+
+        A row without a time, NaN for example, counts as missing.
+        """
+        mine = records.find(notebook=self.notebook)
+        broken = {_row(r) for r in mine.latest() if isinstance(r, Timing) and not has_time(r)}
         try:
-            ok, measured = self.check(records.find(notebook=self.notebook))
+            # With its earlier timings: a time from before the cell ran again must not decide in its place.
+            ok, measured = self.check(Records(r for r in mine if not (isinstance(r, Timing) and _row(r) in broken)))
         except MissingRecord as e:
-            return Verdict(UNTESTABLE, str(e))
+            without = f"; without a time: {', '.join(sorted({row[0] for row in broken}))}" if broken else ""
+            return Verdict(UNTESTABLE, f"{e}{without}")
         except Exception as e:  # records of another kind than it expects: the other claims still have their say
             return Verdict(UNTESTABLE, f"its check stopped with {type(e).__name__}: {e}")
         return Verdict(HOLDS if ok else FAILS, measured)
@@ -67,6 +75,15 @@ def claims_of(notebook: str):
         return enter
 
     return claim
+
+
+def has_time(row: Timing) -> bool:
+    """Whether the row's times are numbers that a clock can show: not NaN, infinite, zero or less."""
+    return all(isinstance(x, (int, float)) and math.isfinite(x) and x > 0 for x in (row.ms, row.wall_ms))
+
+
+def _row(r) -> tuple:
+    return r.label, r.shape, r.dtype, r.mask, r.table
 
 
 def on_device(row: Timing) -> Timing:

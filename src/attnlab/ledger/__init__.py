@@ -5,11 +5,13 @@ The saved H200 records are judged by a test, so that no committed sentence contr
 
 import importlib
 import pkgutil
+import sys
 
 from attnlab import device as _device
-from attnlab.claims import LEDGER, UNTESTABLE
+from attnlab.claims import FAILS, HOLDS, LEDGER, UNTESTABLE
 from attnlab.display import show_table
-from attnlab.records import LOG
+from attnlab.features import feature
+from attnlab.records import LOG, load
 from attnlab.tables import saved_elsewhere
 
 for _module in pkgutil.iter_modules(__path__):
@@ -41,6 +43,47 @@ def _show(claims, title: str | None = None) -> None:
     for c in claims:
         here, there = c.judge_here(), c.judge(beside)
         saved = f"{there.state if there.state != UNTESTABLE else 'no record'}: {there.measured}"
-        row = [f"{c.sentence}\n({c.others})" if c.others else c.sentence, here.state, here.measured]
+        row = [_words(c), here.state, here.measured]
         rows.append(row + ([saved] if beside else []))
     show_table(headers, rows, title=title, aligns=["left"] * len(headers))
+
+
+def _words(c) -> str:
+    return f"{c.sentence}\n({c.others})" if c.others else c.sentence
+
+
+def main(results: str | None) -> int:
+    """Print the whole ledger over recorded results, a table a notebook, and return the exit status.
+
+    Args:
+      results: a place as `attnlab.records.load` takes it; None is the saved H200 run.
+
+    Returns:
+      0, or 1 if a claim fails, or 2 if the results can't be read (a line on stderr says why).
+    """
+    try:
+        records = load(results or "nvidia-h200")
+    except (LookupError, ValueError) as e:
+        print(f"attnlab: {e}", file=sys.stderr)
+        return 2
+    nothing = _device.Device("", "cpu")  # features have their names on any device
+    verdicts = {c.name: c.judge(records) for c in LEDGER.values()}
+    for notebook in sorted({c.notebook for c in LEDGER.values()}):
+        show_table(
+            ["claim", "verdict", "measured", "where testable"],
+            [
+                (_words(c), *verdicts[c.name], feature(c.needs, nothing).name if c.needs else "everywhere")
+                for c in LEDGER.values()
+                if c.notebook == notebook
+            ],
+            title=f"{notebook}, claims",
+            aligns=["left"] * 4,
+        )
+        print()
+    states = [v.state for v in verdicts.values()]
+    devices = ", ".join(sorted({str(r.env.get("device", "unknown")) for r in records}))
+    print(
+        f"{len(states)} claims over {results or 'nvidia-h200'} ({devices}): {states.count(HOLDS)} hold, "
+        f"{states.count(FAILS)} fail, {states.count(UNTESTABLE)} not testable there"
+    )
+    return 1 if FAILS in states else 0
