@@ -5,14 +5,24 @@ They follow the reader's light or dark theme, and the index has no script.
 
 import html
 import pathlib
-import re
-import warnings
 
 from attnlab.notebook_files import CourseNotebook
 from attnlab.records import Records
 
-_PAGE = """
-{%- extends 'lab/index.html.j2' -%}
+COURSE = "Attention on NVIDIA GPUs with JAX"
+
+# nbconvert leaves out the text that a notebook keeps for its picture.
+_ALT = """
+{%- block data_png scoped -%}
+{%- set words = output.metadata.get("image/png", {}).get("alt", "a figure") | escape_html -%}
+{{ super() | replace("<img ", '<img alt="' ~ words ~ '" ') }}
+{%- endblock -%}
+"""
+_BODY = "{%- extends 'lab/base.html.j2' -%}" + _ALT
+_PAGE = (
+    "{%- extends 'lab/index.html.j2' -%}"
+    + _ALT
+    + """
 {%- block html_head_js_requirejs -%}{%- endblock -%}
 {%- block html_head_js_mermaidjs -%}{%- endblock -%}
 {%- block html_head_js_mathjax -%}{%- endblock -%}
@@ -30,26 +40,32 @@ nav.course a { color: var(--jp-content-link-color); }
 <nav class="course" aria-label="Course"><a href="index.html">Course map</a></nav>
 {%- endblock -%}
 """
+)
 
 
 def write_page(notebook, page, title: str) -> None:
     """Write the executed `notebook` as one HTML file that follows the reader's light or dark theme.
 
     There are no scripts, and nothing is fetched when the page is read: formulas stand as plain text.
-    Pictures get their alternative text from the notebook; nbconvert leaves it out.
+    Pictures get their alternative text from the notebook.
     """
+    body, _ = _convert(notebook, _PAGE, title=title)
+    pathlib.Path(page).write_text(body, encoding="utf-8")
+
+
+def cells_html(notebook) -> tuple[str, str]:
+    """The cells of the executed `notebook` as HTML without head, prompts or styles, and the CSS of its code."""
+    body, resources = _convert(notebook, _BODY, exclude_input_prompt=True, exclude_output_prompt=True)
+    return body, "\n".join(resources["inlining"]["css"])
+
+
+def _convert(notebook, template: str, title: str = "", **options) -> tuple[str, dict]:
     import nbformat
     from nbconvert import HTMLExporter
 
     nb = nbformat.read(notebook, as_version=4)
     nb.metadata["title"] = title
-    outputs = [o for cell in nb.cells for o in cell.get("outputs", []) if "image/png" in o.get("data", {})]
-    words = iter([o.metadata.get("image/png", {}).get("alt", "a figure") for o in outputs])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it warns of pictures without a text, which get theirs below
-        body, _ = HTMLExporter(raw_template=_PAGE).from_notebook_node(nb)
-    body = re.sub(r'(<img\s[^>]*?)alt="[^"]*"', lambda m: f'{m[1]}alt="{html.escape(next(words, "a figure"))}"', body)
-    pathlib.Path(page).write_text(body, encoding="utf-8")
+    return HTMLExporter(raw_template=template, **options).from_notebook_node(nb)
 
 
 _INDEX = """<!DOCTYPE html>
@@ -57,7 +73,7 @@ _INDEX = """<!DOCTYPE html>
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Attention on NVIDIA GPUs with JAX: course map</title>
+<title>{course}: course map</title>
 <style>
 :root {{ color-scheme: light dark; --line: #767676; }}
 body {{ font: 1rem/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }}
@@ -69,7 +85,7 @@ td.number {{ text-align: right; font-variant-numeric: tabular-nums; }}
 </head>
 <body>
 <main>
-<h1>Attention on NVIDIA GPUs with JAX</h1>
+<h1>{course}</h1>
 <p>{device}</p>
 <table>
 <caption>The course map</caption>
@@ -104,7 +120,7 @@ def write_index(course: list[CourseNotebook], out, outcomes: dict) -> pathlib.Pa
         )
     index = out / "index.html"
     device = html.escape(_device_line(out / "results"))
-    index.write_text(_INDEX.format(device=device, rows="\n".join(rows)), encoding="utf-8")
+    index.write_text(_INDEX.format(course=COURSE, device=device, rows="\n".join(rows)), encoding="utf-8")
     return index
 
 
@@ -117,5 +133,19 @@ def _device_line(results: pathlib.Path) -> str:
         return f"Device: unknown, {e}"
     if not found:
         return "Device: not recorded in this run."
-    env = found[-1].env.items()
-    return f"Run on {', '.join(str(v) if k == 'device' else f'{k} {v}' for k, v in env if v)}."
+    return f"Run on {environment_words(found[-1].env)}."
+
+
+_WORDS = {
+    "device": "",
+    "capability": "compute capability ",
+    "jax": "JAX ",
+    "cudnn": "cuDNN ",
+    "te": "TransformerEngine ",
+    "python": "Python ",
+}
+
+
+def environment_words(env: dict) -> str:
+    """The environment of a record in one line: the device, and each version that is known."""
+    return ", ".join(f"{_WORDS.get(k, f'{k} ')}{v}" for k, v in env.items() if v and k != "kind")
