@@ -5,7 +5,6 @@ Heavy imports stand inside the commands, so that help and refusals come at once.
 
 import argparse
 import pathlib
-import re
 import sys
 
 
@@ -69,7 +68,9 @@ def _parser() -> argparse.ArgumentParser:
     new.add_argument("host", nargs="*", metavar="HOST", help="what ssh takes, such as student@host1")
     new.add_argument("--pods", metavar="SELECTOR", help="the pods with this label instead, by kubectl")
     new.add_argument("--namespace", metavar="NAME", help="of the pods (default: kubectl's)")
-    new.add_argument("--folder", default="", metavar="DIR", help="where the course lies there (default: where it is found)")
+    new.add_argument(
+        "--folder", default="", metavar="DIR", help="where the course lies there (default: where it is found)"
+    )
 
     new = command(report, "put the results of a run into one file, to send to an instructor")
     new.add_argument(
@@ -226,6 +227,7 @@ def saved(args) -> int:
 def report(args) -> int:
     from attnlab import course
     from attnlab.records import Records
+    from attnlab.regenerate import slug
 
     folder = pathlib.Path(args.results)
     try:
@@ -241,8 +243,7 @@ def report(args) -> int:
             f"{folder} holds records of {len(devices)} devices ({', '.join(devices)}): "
             "a report is of one. Run the whole course again (make run)."
         )
-    slug = re.sub(r"[^a-z0-9]+", "-", devices[0].lower()).strip("-")
-    out = args.out or f"attnlab-report-{slug}.jsonl"
+    out = args.out or f"attnlab-report-{slug(devices[0])}.jsonl"
     records.write(out)
 
     print(f"{out}: {len(records)} records of {devices[0]}")

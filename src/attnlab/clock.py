@@ -54,7 +54,7 @@ def cost() -> list[tuple]:
         chained = statistics.median(_chain(fn, args, program(fn, *args), seconds=0.3))
         rows.append(
             (name, str(row.shape), format_ms(row.ms), row.clock, format_ms(chained), format_ms(row.wall_ms),
-             row.samples, f"{row.compile_s:.2f}", f"{took:.2f}")
+             row.samples, f"{row.compile_s:.2f}" if row.compile_s else "found", f"{took:.2f}")
         )  # fmt: skip
     return rows
 

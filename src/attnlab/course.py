@@ -6,6 +6,7 @@ The committed notebooks are only read. A run leaves in its folder:
     notebooks/         the executed copies, also of a notebook that failed
     results/           the records of each notebook, one JSON-lines file each
     run.json           status and seconds of each notebook, for the index of a later, partial run
+    jax-cache/         compiled programs, which the next run need not compile again
 """
 
 import ast
@@ -127,8 +128,7 @@ def run(notebooks: list[CourseNotebook], out="build", parameters=None, course=No
     for folder in ("notebooks", "results"):
         (out / folder).mkdir(parents=True, exist_ok=True)
     outcomes = []
-    progress = _Progress(notebooks)
-    with progress.bar:
+    with Progress(notebooks) as progress:
         for nb in notebooks:
             progress.start(nb.name)
             outcomes.append(_run_one(nb, out, parameters or {}, progress))
@@ -159,18 +159,18 @@ def _run_one(nb: CourseNotebook, out: pathlib.Path, parameters: dict, progress) 
     mine = {name: value for name, value in parameters.items() if name in nb.parameters}
     began = time.perf_counter()
     try:
-        outcome = execute(nb.path, copy, mine, on_cell=progress.cell, results=out / "results")
+        outcome = execute(nb.path, copy, mine, on_cell=progress.cell, results=out / "results", cache=out / "jax-cache")
         try:
             write_page(copy, page, nb.title)
         except Exception as e:  # the executed copy is there: a page is not worth the rest of the course
-            problem = outcome.problem or f"no page could be made of it: {_one_line(e)}"
+            problem = outcome.problem or f"no page could be made of it: {one_line(e)}"
             outcome = dataclasses.replace(outcome, status="failed", problem=problem)
         return outcome
     except KeyboardInterrupt:
         return Outcome(nb.name, "stopped", time.perf_counter() - began, *progress.at)
 
 
-def execute(path, copy, parameters=None, on_cell=None, results=None) -> Outcome:
+def execute(path, copy, parameters=None, on_cell=None, results=None, cell_seconds=None, cache=None) -> Outcome:
     """Execute the notebook at `path` through papermill and keep the executed copy at `copy`.
 
     The kernel is this interpreter, whatever kernels are installed under the notebook's kernel name.
@@ -179,18 +179,23 @@ def execute(path, copy, parameters=None, on_cell=None, results=None) -> Outcome:
       parameters: values by name, put in after the cell tagged `parameters`.
       on_cell: called with (code cell from 1, number of code cells) before each of them.
       results: the folder for the notebook's records; none are kept without it.
+      cell_seconds: the time limit of a cell; none without it.
+      cache: the folder for JAX's compiled programs; everything is compiled anew without it.
 
     Returns:
-      The outcome. A failing cell and a dead kernel are outcomes, not exceptions; Ctrl-C passes through.
+      The outcome. A failing cell, a cell over its time and a dead kernel are outcomes, not exceptions; Ctrl-C
+      passes through.
     """
     import nbformat
     import papermill
-    from nbclient.exceptions import DeadKernelError
+    from nbclient.exceptions import CellTimeoutError, DeadKernelError
     from papermill.exceptions import PapermillExecutionError
     from papermill.execute import remove_error_markers
 
     path, copy = pathlib.Path(path).resolve(), pathlib.Path(copy).resolve()
-    env = os.environ | ({"ATTNLAB_RESULTS": str(pathlib.Path(results).resolve())} if results else {})
+    places = {"ATTNLAB_RESULTS": results, "ATTNLAB_CACHE": cache}
+    env = {k: v for k, v in os.environ.items() if k not in places}
+    env |= {name: str(pathlib.Path(place).resolve()) for name, place in places.items() if place}
     copy.parent.mkdir(parents=True, exist_ok=True)
     cells = len(code_cells(read(path))) + bool(parameters)
     began, at = time.perf_counter(), 0
@@ -219,6 +224,7 @@ def execute(path, copy, parameters=None, on_cell=None, results=None) -> Outcome:
                 cwd=copy.parent,
                 progress_bar=False,
                 on_cell_start=cell_starts,
+                execution_timeout=cell_seconds,
                 kernel_manager_class=_this_python(log, env),
                 shutdown_kernel="immediate",  # after Ctrl-C too, when the kernel may be in a long cell
             )
@@ -226,19 +232,22 @@ def execute(path, copy, parameters=None, on_cell=None, results=None) -> Outcome:
             # papermill also says so of an error that a cell tagged raises-exception shows on purpose.
             done = nbformat.read(copy, as_version=4)
             if any(c.metadata.get("papermill", {}).get("exception") for c in done.cells):
-                return outcome(_one_line(f"{e.ename}: {e.evalue}"))
+                return outcome(one_line(f"{e.ename}: {e.evalue}"))
             nbformat.write(remove_error_markers(done), copy)
+        except CellTimeoutError:
+            return outcome(f"it took longer than {cell_seconds} s, the time limit of a cell")
         except DeadKernelError:
             flags = os.environ.get("XLA_FLAGS")
             # An unknown flag ends the process before any cell could say so.
             why = f"XLA_FLAGS={flags} may hold a flag that this JAX does not know" if flags else "too little memory"
             return outcome(f"the kernel died; a likely reason: {why}" + _last_words(log))
         except Exception as e:  # the kernel did not start, the disk is full, …: the other notebooks may still run
-            return outcome(_one_line(e) + _last_words(log))
+            return outcome(one_line(e) + _last_words(log))
     return outcome()
 
 
-def _one_line(problem: Exception | str) -> str:
+def one_line(problem: Exception | str) -> str:
+    """An error as a line: its kind and what it says, at most 300 characters."""
     text = problem if isinstance(problem, str) else f"{type(problem).__name__}: {problem}"
     return " ".join(text.split())[:300]
 
@@ -272,40 +281,49 @@ def _this_python(log, env):
 # --- what the person sees while it runs
 
 
-class _Progress:
-    """On a terminal one bar for the course, a step a code cell; plain lines elsewhere."""
+class Progress:
+    """On a terminal two bars, one for the course and one for the cells of a notebook; plain lines elsewhere."""
 
     def __init__(self, notebooks):
         from tqdm import tqdm
 
-        self.sizes = [len(code_cells(read(nb.path))) for nb in notebooks]
+        self.names = [nb.name for nb in notebooks]
         self.n = 0  # the notebook, from 1
         self.at = (0, 0)  # its cell, from 1, and how many it has
-        self.bar = tqdm(
-            total=sum(self.sizes),
-            file=sys.stdout,
-            disable=None,  # where standard output is no terminal
-            bar_format="{desc} |{bar}| {n_fmt}/{total_fmt} cells [{elapsed}<{remaining}]{postfix}",
-            dynamic_ncols=True,
-            leave=False,
+        look = {"file": sys.stdout, "disable": None, "dynamic_ncols": True, "leave": False}  # None: no terminal, no bar
+        self.course, self.cells = (
+            tqdm(bar_format="{desc} |{bar}| {n_fmt}/{total_fmt} " + what, position=position, **look)
+            for position, what in enumerate(("notebooks [{elapsed}]", "cells"))
         )
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.cells.close()
+        self.course.close()
 
     def start(self, name):
         self.n, self.at = self.n + 1, (0, 0)
-        self.bar.set_description_str(f"notebook {self.n} of {len(self.sizes)}: {name}")
-        if self.bar.disable:
-            print(f"[{self.n}/{len(self.sizes)}] {name} …", flush=True)
+        self.course.total = len(self.names)
+        self.course.set_description_str(f"notebook {self.n} of {len(self.names)}: {name}")
+        if self.course.disable:
+            print(f"[{self.n}/{len(self.names)}] {name} …", flush=True)
 
     def cell(self, number, cells):
         self.at = (number, cells)
-        self.bar.n = sum(self.sizes[: self.n - 1]) + min(number - 1, self.sizes[self.n - 1])
-        self.bar.set_postfix_str(f"cell {number} of {cells}")
+        self.cells.total, self.cells.n = cells, number - 1
+        self.cells.set_description_str(f"  cell {number} of {cells}")
 
     def finish(self, outcome):
-        self.bar.n = sum(self.sizes[: self.n])
-        self.bar.clear()
-        line = f"[{self.n}/{len(self.sizes)}] {outcome.notebook}  {outcome.status} {outcome.seconds:.1f} s"
-        print(line + (f" {outcome.where}: {outcome.problem}" if outcome.problem else ""), flush=True)
+        self.course.n = self.n
+        line = f"[{self.n}/{len(self.names)}] {outcome.notebook}  {outcome.status} {outcome.seconds:.1f} s"
+        line += f" {outcome.where}: {outcome.problem}" if outcome.problem else ""
+        if self.course.disable:
+            print(line, flush=True)
+        else:
+            self.course.write(line, file=sys.stdout)  # above the bars
+            self.course.refresh()
 
 
 def _summary(outcomes: list[Outcome], out: pathlib.Path, index: pathlib.Path) -> int:

@@ -17,6 +17,8 @@ import pathlib
 import re
 import sys
 
+from attnlab import files
+
 FILE_NAME = re.compile(r"\d\d_[a-z0-9_]+")
 # Absolute paths of the machine that made the outputs; they mean nothing elsewhere and change every diff.
 MACHINE_PATH = re.compile(
@@ -238,7 +240,7 @@ def format(path) -> bool:
     text = dumps(tidy(read(path)))
     changed = text != path.read_text(encoding="utf-8")
     if changed:
-        path.write_text(text, encoding="utf-8")
+        files.write_all({path: text})
     return changed
 
 

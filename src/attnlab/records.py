@@ -10,6 +10,8 @@ import math
 import pathlib
 from typing import NamedTuple
 
+from attnlab import files
+
 SCHEMA = 1  # raised when a field changes its meaning; readers refuse other schemas
 
 
@@ -54,7 +56,7 @@ class Timing:
     samples: int
     clock: str  # "cupti" (sum over kernels), "chain" (slope of dependent calls) or "wall"
     wall_ms: float  # median host time around one blocked call
-    compile_s: float
+    compile_s: float | None  # None: not compiled, but found in JAX's persistent cache
     temp_bytes: int | None = None
     kernels: tuple[tuple[str, float], ...] = ()  # (name, ms) of one call, in launch order
     flops: float | None = None
@@ -188,7 +190,7 @@ class Records(list):
 
     def write(self, path) -> None:
         """Write one JSON line a record."""
-        pathlib.Path(path).write_text("".join(to_json(r) + "\n" for r in self), encoding="utf-8")
+        files.write_all({path: "".join(to_json(r) + "\n" for r in self)})
 
 
 class Log:

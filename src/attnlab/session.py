@@ -1,6 +1,10 @@
 """`start`: the first line of every notebook."""
 
 import os
+import pathlib
+import platform
+
+import jax
 
 from attnlab import device as _device
 from attnlab.display import format_bytes
@@ -22,8 +26,23 @@ def start(notebook: str) -> None:
       attnlab.device.DeviceNotFound: `JAX_PLATFORMS` asks for a device that is not there.
     """
     LOG.open(notebook, os.environ.get("ATTNLAB_RESULTS"))
+    if folder := os.environ.get("ATTNLAB_CACHE"):
+        keep_compiled(folder)
     show_device()
     warn_of_others()
+
+
+def keep_compiled(folder) -> None:
+    """Let JAX keep what it compiles in `folder`, and find it there in the next run.
+
+    A program that was found there has no compile time (`attnlab.timing.compile_timed`).
+    """
+    # XLA's older loader for CPUs prints an alarm about the machine's features for every program that it finds.
+    if _device.current().kind == "cpu" and jax.__version_info__ < (0, 10):
+        return
+    # A folder a machine: code for one CPU may not run on another that sees the same files.
+    jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(folder) / platform.node()))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
 
 def warn_of_others() -> None:

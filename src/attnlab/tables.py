@@ -8,8 +8,10 @@ from attnlab.display import (
     format_count,
     format_ms,
     format_number,
+    show,
     show_bars,
     show_table,
+    table_bundle,
 )
 from attnlab.features import features, has
 from attnlab.records import LOG, Finding, Records, Timing, saved
@@ -95,14 +97,25 @@ def show_saved(number: str, device: str = "nvidia-h200") -> None:
         known = ", ".join(dict.fromkeys(r.notebook for r in timed)) or "none"
         raise LookupError(f"no saved timings of a notebook {number!r} on {device}. There are: {known}")
     for notebook, table in dict.fromkeys((r.notebook, r.table) for r in rows):
-        these = [r for r in rows if (r.notebook, r.table) == (notebook, table)]
-        env = these[0].env
-        show_table(
-            [*_WHAT, *_MEASURED],
-            [_what(r) + _measured(r) for r in these],
-            title=f"{notebook}, {table} ({env['device']}, JAX {env['jax']}, cuDNN {env['cudnn']})",
-            aligns=["left"] * len(_WHAT) + ["right"] * len(_MEASURED),
-        )
+        show(_saved_bundle([r for r in rows if (r.notebook, r.table) == (notebook, table)]))
+
+
+def saved_text(notebook: str, table: str) -> str:
+    """One of the tables of `show_saved`, as text. Raises `LookupError`: nothing of that name is saved."""
+    rows = [r for r in saved().find(notebook=notebook, table=table) if isinstance(r, Timing)]
+    if not rows:
+        raise LookupError(f"no saved timings of {table!r} in {notebook}")
+    return _saved_bundle(rows)["text/plain"]
+
+
+def _saved_bundle(rows) -> dict:
+    env = rows[0].env
+    return table_bundle(
+        [*_WHAT, *_MEASURED],
+        [_what(r) + _measured(r) for r in rows],
+        title=f"{rows[0].notebook}, {rows[0].table} ({env['device']}, JAX {env['jax']}, cuDNN {env['cudnn']})",
+        aligns=["left"] * len(_WHAT) + ["right"] * len(_MEASURED),
+    )
 
 
 def show_times(rows, title: str, wall: bool = False) -> None:
