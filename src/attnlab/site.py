@@ -121,7 +121,7 @@ def _page(title: str, main: str, links: str = "", contents: str = "", foot: str 
 <link rel="icon" href="data:,">
 <link rel="stylesheet" href="course.css">
 </head>
-<body>
+<body{' class="wide"' if contents else ""}>
 <a class="skip" href="#content">Skip to the content</a>
 <header>
 <nav aria-label="Course">
@@ -129,7 +129,7 @@ def _page(title: str, main: str, links: str = "", contents: str = "", foot: str 
 <a href="claims.html">Claims</a>
 {links}</nav>
 </header>
-<div class="columns{" wide" if contents else ""}">
+<div class="columns">
 {contents}
 <main id="content" tabindex="-1">
 {main}
@@ -243,7 +243,7 @@ def _claims_page(sources: dict[str, dict]) -> tuple[str, str]:
     main = f"""<h1>The claims</h1>
 <p>Every sentence of the course that a number can contradict. Judged over the saved results, {held}.
 They were recorded on {on}.</p>
-<p>In grey stands what others say. The name of a claim leads to the cell that shows it.</p>
+<p>Below the sentence stands what others say, if they differ. The name of a claim leads to the cell that shows it.</p>
 {tables}"""
     return _page("The claims", main), held
 
@@ -289,7 +289,8 @@ main:focus { outline: none; }
 .bad { color: var(--bad); font-weight: bold; }
 .verdict { white-space: nowrap; }
 
-header, footer, .columns { max-width: 62rem; margin: 0 auto; padding: .75rem 1rem; }
+body > * { max-width: 62rem; }
+header, footer, .columns { margin: 0 auto; padding: .75rem 1rem; }
 header { border-bottom: 1px solid var(--line); }
 footer { border-top: 1px solid var(--line); }
 header nav, footer nav { display: flex; flex-wrap: wrap; gap: .25rem 1.5rem; }
@@ -297,7 +298,8 @@ footer nav { justify-content: space-between; padding-bottom: 2rem; }
 .contents { font-size: .875rem; }
 .contents ol { list-style: none; margin: .5rem 0; padding: 0; }
 @media (min-width: 64rem) {
-  .columns.wide { max-width: 80rem; display: grid; grid-template-columns: 14rem minmax(0, 1fr); gap: 2.5rem; }
+  .wide > * { max-width: 80rem; }
+  .wide .columns { display: grid; grid-template-columns: 14rem minmax(0, 1fr); gap: 2.5rem; }
   .contents { position: sticky; top: 0; align-self: start; max-height: 100vh; overflow-y: auto; padding-top: 1.5rem; }
   .contents li { margin: .4rem 0; line-height: 1.35; }
 }
@@ -311,6 +313,7 @@ p, ul, ol { margin: .6rem 0; max-width: 46rem; }
 ul, ol { padding-left: 1.5rem; }
 .course { list-style: none; padding: 0; }
 .course p, .course ul { margin: .2rem 0; }
+.course ul { list-style: disc; }
 img { max-width: 100%; height: auto; background: #ffffff; }
 
 code, pre { font-family: ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace; font-size: .875rem; }
