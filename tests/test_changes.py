@@ -1,0 +1,304 @@
+"""Two sets of results side by side: what is a change, what is noise, and what can't be compared."""
+
+import dataclasses
+import json
+import math
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attnlab import changes, cli, records
+from attnlab.records import Finding, Records, Shape, Timing, to_json
+from crafted import fact, row
+
+SHAPE = Shape.square(4, 128, 8, 64)
+ENV = {"device": "NVIDIA H200", "driver": "1", "jax": "0.11.2", "cudnn": "9.19.0", "te": None, "python": "3.12.3"}
+SAVED = records.saved()
+TIMED = [r for r in SAVED if isinstance(r, Timing)]
+
+
+def scaled(r, factor: float):
+    return dataclasses.replace(r, ms=r.ms * factor, p20=r.p20 * factor, p80=r.p80 * factor)
+
+
+def mine(*rows, notebook="03_cudnn", **env) -> Records:
+    """Records of one notebook and one environment."""
+    return Records(dataclasses.replace(r, notebook=notebook, env=ENV | env) for r in rows)
+
+
+def timed(label="cudnn", ms=1.0, **fields):
+    return row(label, ms, shape=SHAPE, table="t", **fields)
+
+
+def refusal(words, label="cudnn"):
+    return fact("refused", words, label, shape=SHAPE, dtype="bfloat16", table="t")
+
+
+@pytest.fixture
+def compare(tmp_path, capsys):
+    """(exit status, what was printed) of `attnlab compare` over sets of records; what is no such set is passed on."""
+
+    def call(*sets):
+        places = []
+        for n, rows in enumerate(sets):
+            if isinstance(rows, Records):
+                rows.write(tmp_path / f"{n}.jsonl")
+                rows = tmp_path / f"{n}.jsonl"
+            places.append(str(rows))
+        capsys.readouterr()
+        status = cli.main(["compare", *places])
+        out, err = capsys.readouterr()
+        return status, out + err
+
+    return call
+
+
+# ---- times -------------------------------------------------------------------------------------------------
+
+
+def test_the_saved_results_have_not_changed_against_themselves(compare):
+    status, text = compare("nvidia-h200", "nvidia-h200")
+    assert status == 0 and "\nRows\n" not in text and "\nFindings\n" not in text and "\nClaims\n" not in text
+
+
+@pytest.mark.parametrize("factor, kind", [(1.2, "slower"), (1 / 1.2, "faster")])
+def test_every_saved_row_that_is_a_fifth_slower_is_flagged(factor, kind):
+    assert {r.clock for r in TIMED} == {"cupti"}
+    kept = [r for r in TIMED if getattr(changes.row_change(r, scaled(r, factor)), "kind", None) != kind]
+    assert not kept
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_two_percent_of_noise_is_no_change_in_any_saved_row(seed):
+    rng = random.Random(seed)
+    assert not [r for r in TIMED if changes.row_change(r, scaled(r, rng.gauss(1, 0.02)))]
+
+
+@given(st.lists(st.floats(0.98, 1.02), min_size=5, max_size=20), st.floats(1e-3, 1e3))
+@settings(deadline=None)
+def test_samples_within_two_percent_of_each_other_are_no_change(noise, ms):
+    noise = sorted(noise)
+    new = timed(ms=ms * noise[len(noise) // 2], p20=ms * noise[0], p80=ms * noise[-1], samples=len(noise))
+    assert changes.row_change(timed(ms=ms), new) is None
+
+
+@given(st.floats(1.2, 50), st.floats(1e-3, 1e3), st.floats(0, 0.02))
+@settings(deadline=None)
+def test_a_slowdown_of_a_fifth_or_more_is_flagged_and_back_is_faster(factor, ms, spread):
+    old = timed(ms=ms, p20=ms * (1 - spread), p80=ms * (1 + spread), samples=5)
+    there, back = changes.row_change(old, scaled(old, factor)), changes.row_change(scaled(old, factor), old)
+    assert (there.kind, back.kind) == ("slower", "faster") and there.weight == pytest.approx(back.weight)
+
+
+def test_a_wide_spread_of_few_samples_leaves_more_room():
+    old, new = timed(ms=1.0), timed(ms=1.15)
+    wide = dataclasses.replace(new, p20=0.9, p80=1.4)
+    assert changes.row_change(old, new).kind == "slower" and changes.row_change(old, wide) is None
+    assert changes.row_change(old, dataclasses.replace(wide, samples=500)).kind == "slower"
+
+
+def test_percentiles_that_are_no_numbers_leave_the_floor():
+    new = timed(ms=1.2, p20=math.nan, p80=math.inf)
+    assert changes.noise(timed(), new) == pytest.approx(1 + changes.DEVICE_FLOOR)
+
+
+def test_the_hosts_clock_must_double_before_it_says_anything():
+    old = timed(clock="wall")
+    assert changes.row_change(old, timed(ms=1.9, clock="wall")) is None
+    assert changes.row_change(old, timed(ms=2.1, clock="wall")).kind == "slower"
+
+
+def test_a_slowdown_is_told_with_its_noise_the_biggest_first(compare):
+    old = mine(timed("naive"), timed("xla"), timed("cudnn"))
+    status, text = compare(old, mine(timed("naive", 1.5), timed("xla", 1.02), timed("cudnn", 3.0)))
+    assert status == 1 and "2 slower, 1 within noise" in text
+    lines = [line for line in text.splitlines() if "slower: " in line]
+    assert ["3.0×" in lines[0], "1.5×" in lines[1]] == [True, True] and "noise to 1.1×" in lines[0]
+    assert " xla " not in text
+
+
+def test_other_kernels_under_a_changed_time_are_said(compare):
+    old, new = mine(timed(kernels=(("a", 1.0),))), mine(timed(ms=2.0, kernels=(("b", 2.0),)))
+    assert "other kernels" in compare(old, new)[1]
+
+
+def test_only_the_latest_of_a_cell_that_ran_twice_counts(compare):
+    assert compare(mine(timed()), mine(timed(ms=9.0), timed()))[0] == 0
+
+
+# ---- rows that are not two times ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "old, new, words",
+    [
+        ([timed()], [refusal("ValueError: no more")], ["refused now: ValueError: no more", "1 refused"]),
+        ([refusal("ValueError: not yet")], [timed()], ["runs now, before: ValueError: not yet", "1 run now"]),
+        ([timed(), timed("xla")], [timed("xla")], ["gone", "1 gone"]),
+        ([timed("xla")], [timed(), timed("xla")], ["new", "1 new"]),
+        ([timed()], [timed(clock="wall")], ["not compared: clock cupti before, wall now", "1 by another clock"]),
+        ([timed()], [timed(ms=math.nan)], ["no time now", "nan ms", "1 without a time"]),
+        ([timed(ms=math.inf)], [timed()], ["no time before", "inf ms", "1 without a time"]),
+        ([timed()], [timed(wall_ms=math.nan)], ["no time now", "host nan", "1 without a time"]),
+        ([timed(ms=math.nan)], [timed(ms=math.nan)], ["no time now", "1 without a time"]),
+    ],
+    ids=["refused", "runs", "gone", "new", "clock", "NaN", "infinite before", "host NaN", "NaN twice"],
+)
+def test_a_row_that_is_no_time_on_one_side_is_said_and_the_others_are_compared(compare, old, new, words):
+    status, text = compare(mine(*old, timed("naive")), mine(*new, timed("naive", 2.0)))
+    assert status == 1 and "1 slower" in text
+    assert not [w for w in words if w not in text]
+
+
+def test_refusals_in_other_words_are_shortened_to_what_differs(compare):
+    words = "NotImplementedError: this kernel of the library takes only head dims that are {} of eight on this card"
+    status, text = compare(mine(refusal(words.format("multiples"))), mine(refusal(words.format("powers"))))
+    assert status == 1 and "…" in text and "multiples" in text and "powers" in text
+    assert "NotImplementedError" not in text
+
+
+def test_refusals_whose_numbers_moved_a_little_are_the_same(compare):
+    words = "MemoryError: it needs 34.4 GiB and {} GiB are free"
+    assert compare(mine(refusal(words.format("20.1"))), mine(refusal(words.format("19.8"))))[0] == 0
+
+
+# ---- findings ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "old, new, changed",
+    [
+        (True, True, False), (True, False, True), (1, True, True), (None, None, False), (None, 1, True),
+        (7, 7, False), (7, 8, True), (402653200, 402653456, False), (1 << 30, 1 << 31, True),
+        (2.0, 2.6, False), (2.0, 3.1, True), (3.1, 2.0, True), (1.0, -1.0, True), (0.0, 0.0, False), (0.0, 1e-9, True),
+        (math.nan, math.nan, False), (1.0, math.nan, True), (1.0, math.inf, True), (2, 2.0, False),
+        ("runs", "runs", False), ("runs", "ValueError: no", True), ("cuDNN 9.14.0", "cuDNN 9.19.0", True),
+    ],
+)  # fmt: skip
+def test_a_finding_changed(old, new, changed):
+    assert changes.differs("x", old, new) is changed
+
+
+@pytest.mark.parametrize(
+    "old, new, changed",
+    [
+        ("T = 233; beyond it naive is ahead", "T = 251; beyond it naive is ahead", False),
+        ("T = 233; beyond it naive is ahead", "T = 1,024; beyond it naive is ahead", True),
+        ("T = 233; beyond it naive is ahead", "T = 233; beyond it cudnn is ahead", True),
+        ("cuDNN 9.14.0", "cuDNN 9.19.0", True),
+        ("got fp16", "got fp8", True),
+    ],
+)
+def test_a_measured_number_in_a_text_may_drift_and_its_words_may_not(old, new, changed):
+    assert changes.differs("crossover", old, new) is changed
+
+
+def test_texts_that_may_drift_are_findings_of_the_course():
+    assert changes.MEASURED_TEXTS <= {r.name for r in SAVED if isinstance(r, Finding) and isinstance(r.value, str)}
+
+
+def test_what_a_row_found_besides_its_time_is_compared(compare):
+    old, new = mine(timed(temp_bytes=0, error=1e-3)), mine(timed(temp_bytes=1 << 30, error=9e-3))
+    status, text = compare(old, new)
+    assert status == 1 and "temporaries of a row" in text and "error of a row" in text and "1073741824" in text
+
+
+def test_findings_that_came_and_went_are_said(compare):
+    status, text = compare(mine(fact("a", 1), fact("b", 1)), mine(fact("b", 1), fact("c", 1)))
+    assert status == 1 and "findings: 2 changed, 1 did not" in text
+
+
+# ---- claims ------------------------------------------------------------------------------------------------
+
+
+def test_claims_that_changed_their_verdict_are_told_with_both_measurements(compare):
+    naive = next(r for r in TIMED if (r.notebook, r.table, r.label) == ("03_cudnn", "first timing", "naive"))
+    fast = dataclasses.replace(naive, ms=naive.ms / 10, p20=naive.p20 / 10, p80=naive.p80 / 10)
+    status, text = compare("nvidia-h200", Records([*SAVED, fast]))
+    assert status == 1 and "cudnn_beats_naive holds → fails" in text
+    (line,) = [line for line in text.splitlines() if line.startswith("03  cudnn_beats_naive:")]
+    assert "holds: naive takes" in line and "fails: naive takes" in line
+
+
+def test_notebooks_that_one_side_did_not_run_are_one_line(compare):
+    status, text = compare("nvidia-h200", Records(r for r in SAVED if r.notebook < "04"))
+    assert status == 0 and "only nvidia-h200 has 04 05 06 07, with " in text
+    assert "\nClaims\n" not in text and "\nRows\n" not in text and " 0 claims" not in text
+
+
+# ---- several devices ---------------------------------------------------------------------------------------
+
+
+def elsewhere(rows, factor=3.0):
+    env = ENV | {"device": "NVIDIA L4"}
+    return Records(dataclasses.replace(scaled(r, factor) if isinstance(r, Timing) else r, env=env) for r in rows)
+
+
+def test_another_devices_times_stand_beside_and_are_not_counted(compare):
+    status, text = compare(mine(timed(), fact("kind", "a")), elsewhere(mine(timed(), fact("kind", "b"))))
+    assert status == 0 and "3.0×" in text and "1 side by side" in text
+    assert "another device (NVIDIA L4 against NVIDIA H200)" in text and "not counted" in text
+
+
+def test_another_devices_verdicts_are_counted(compare):
+    status, text = compare("nvidia-h200", elsewhere(SAVED, 100.0))
+    assert status == 1 and "host_clock_shows_dispatch holds → fails" in text
+
+
+def test_several_sets_stand_side_by_side(compare):
+    status, text = compare(mine(timed()), elsewhere(mine(timed())), mine(timed(ms=2.0), jax="0.12"))
+    assert status == 1
+    (line,) = [line for line in text.splitlines() if "slower: " in line]
+    assert "3.0×" in line and "slower: 2.0×" in line
+    assert next(line for line in text.splitlines() if line.startswith("JAX")).split()[1:] == [
+        "0.11.2", "0.11.2", "0.12", "differs",
+    ]  # fmt: skip
+
+
+def test_without_an_old_set_the_saved_one_is_it(compare, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert compare(Records(SAVED))[0] == 0
+    (tmp_path / "build" / "results").mkdir(parents=True)
+    Records(scaled(r, 2) if isinstance(r, Timing) else r for r in SAVED).write(tmp_path / "build/results/all.jsonl")
+    status, text = compare()
+    assert status == 1 and "build/results against nvidia-h200" in text
+
+
+# ---- what can't be compared --------------------------------------------------------------------------------
+
+
+def bad(tmp_path, text):
+    path = tmp_path / "bad.jsonl"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        (json.dumps(json.loads(to_json(timed())) | {"schema": 99}), ["line 1", "schema 99", "Run the course again"]),
+        (to_json(timed()) + '\n{"schema": 1, "kind"', ["line 2", "not JSON"]),
+        ("", ["no records", "make run"]),
+        (b"\xff\xfe\x00", ["bad.jsonl"]),
+    ],
+    ids=["schema", "cut off", "empty", "no text"],
+)
+def test_what_can_not_be_read_is_one_line_and_status_two(compare, tmp_path, text, words):
+    path = bad(tmp_path, text)
+    for places in ((path,), ("nvidia-h200", path), (path, "nvidia-h200")):
+        status, said = compare(*places)
+        assert status == 2 and len(said.splitlines()) == 1 and not [w for w in (*words, path.name) if w not in said]
+
+
+def test_a_missing_place_is_named(compare):
+    status, text = compare("nvidia-h200", "no/such/place")
+    assert status == 2 and "no/such/place" in text and len(text.splitlines()) == 1
+
+
+def test_sets_of_several_devices_or_without_a_common_notebook_are_refused(compare):
+    status, text = compare(Records([*mine(timed()), *elsewhere(mine(timed("xla")))]), "nvidia-h200")
+    assert status == 2 and "NVIDIA H200, NVIDIA L4" in text
+    status, text = compare(mine(timed()), mine(timed(), notebook="02_sdpa"))
+    assert status == 2 and "no notebook in common (03 against 02)" in text
