@@ -89,7 +89,7 @@ part end
 exit 0
 } </dev/null
 """
-LOOKED_IN = "its first folder, its home and /workspace, and one level below each"
+LOOKED_IN = "the folder that a shell starts in, ~ and /workspace, and one level below each"
 
 ONE_VERSION = "bring that checkout and this one to the same version (git pull)"
 
@@ -390,9 +390,11 @@ def _judge_doctor(report: Report, parts: dict) -> list[str]:
     if status in ("124", "130", "137"):
         return [f"`attnlab doctor` was ended there after {LIMIT / 60:g} minutes, or for memory: run it there by hand"]
     if status != "0":
-        alone = _last(parts, "python") == "python3"
-        hint = "; its python3 was used, because it has no .venv: run `make run` there" if alone else ""
-        return [f"doctor: {_last_line(errors) or f'exit status {status}'}{hint}"]
+        words = _last_line(errors) or f"exit status {status}"
+        if _last(parts, "python") == "python3":
+            words = words.split(": this Python is incomplete")[0]  # what follows is about a .venv
+            words += "; that was its python3, because it has no .venv: run `make run` there"
+        return [f"doctor: {words}"]
     try:
         (line,) = [x for x in _last(parts, "doctor").splitlines() if x.startswith("{")]
         known = json.loads(line)
