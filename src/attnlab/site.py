@@ -64,7 +64,7 @@ def _refuse_what_is_not_ours(target: pathlib.Path, out) -> None:
     strange = [name for name in inside if not OURS.fullmatch(name)]
     index = target / "index.html"
     if inside and not strange and not (index.is_file() and GENERATOR in index.read_text("utf-8", "replace")):
-        strange = inside
+        strange = ["index.html"] if index.exists() else inside
     if strange:
         some = ", ".join(strange[:3]) + (", …" if len(strange) > 3 else "")
         raise BadRequest(
@@ -97,7 +97,7 @@ def _pages(notebooks: list[CourseNotebook]) -> dict[str, str]:
 def _executed(nb: CourseNotebook) -> dict:
     source = notebook_files.read(nb.path)
     code = notebook_files.code_cells(source)
-    missing = sum(c["execution_count"] is None for c in code)
+    missing = sum(c.get("execution_count") is None for c in code)
     if missing or not code:
         raise NotebookError(
             f"{nb.path}: {missing} of its {len(code)} code cells were never executed, and the site shows outputs: "
@@ -279,7 +279,10 @@ CSS = """
 }
 * { box-sizing: border-box; }
 html { scroll-padding-top: 1rem; }
-body { margin: 0; background: var(--ground); color: var(--text); font: 1rem/1.6 system-ui, sans-serif; }
+body {
+  margin: 0; background: var(--ground); color: var(--text); font: 1rem/1.6 system-ui, sans-serif;
+  overflow-wrap: break-word;
+}
 a { color: var(--link); text-underline-offset: .15em; }
 :focus-visible { outline: 3px solid var(--link); outline-offset: 2px; }
 main:focus { outline: none; }
