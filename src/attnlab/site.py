@@ -327,7 +327,9 @@ pre code { padding: 0; overflow-wrap: normal; }
 .jp-CodeCell { margin: .9rem 0; }
 .jp-OutputArea-child { margin: .5rem 0; }
 
-.box { overflow-x: auto; }
+.box, .jp-RenderedMarkdown table { overflow-x: auto; }
+.jp-RenderedMarkdown table { display: block; margin: .9rem 0; }
+.jp-RenderedMarkdown th, .jp-RenderedMarkdown td { padding: .3rem .75rem; border-bottom: 1px solid var(--line); }
 table { border-collapse: collapse; }
 th { text-align: left; }
 .box table { width: 100%; min-width: 38rem; font-size: .9375rem; }
