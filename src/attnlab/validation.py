@@ -1,0 +1,344 @@
+"""Validate notebooks: what they have committed against the canonical form, the ledger, and a run by nbval.
+
+A notebook is as committed when its file is canonical and complete, its claims say what the ledger says of the
+saved results, nbval finds in a run what it compares, every cell that shows something has an output, and neither
+JAX, flax nor TransformerEngine warns that what it uses will go.
+"""
+
+import concurrent.futures
+import dataclasses
+import difflib
+import html
+import inspect
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import time
+
+from attnlab import notebook_files, records
+from attnlab.claims import LEDGER
+from attnlab.display import table_bundle
+from attnlab.notebook_files import CourseNotebook, NotebookError, code_cells, joined, source
+
+AT_ONCE = 2  # notebooks; two fit on one GPU, and on two cores
+CELL_SECONDS, NOTEBOOK_SECONDS = 120, 400
+SHOWN = 8  # faults of one notebook in a terminal; its page has them all
+
+# Deprecations that may be: what the message says, as a pattern, and why the course can do nothing about it.
+EXCEPTIONS: dict[str, str] = {}
+
+
+@dataclasses.dataclass
+class Validation:
+    """What was found in one notebook; nothing in `faults` means all is well."""
+
+    name: str
+    faults: list[str] = dataclasses.field(default_factory=list)
+    cells: list[dict] = dataclasses.field(default_factory=list)  # one a code cell, as notebooks/conftest.py writes them
+    seconds: float = 0.0
+    note: str = ""
+
+    def __str__(self) -> str:
+        red = f"{len(self.faults)} red" if self.faults else "as committed"
+        compared = sum(c["compared"] for c in self.cells)
+        return f"{self.name}  {red}, {compared} of {len(self.cells)} cells compared, {self.seconds:.0f} s{self.note}"
+
+
+def main(notebooks: list[CourseNotebook], out="build/validate") -> int:
+    """Validate `notebooks` and say what was found; pages of red ones and JUnit files go into the folder `out`.
+
+    Returns:
+      0, or 1 when one of them is not as committed.
+    """
+    out = pathlib.Path(out)
+    red, began = [], time.perf_counter()
+    with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
+        running = [pool.submit(validate, nb.path, out) for nb in notebooks]
+        for n, done in enumerate(concurrent.futures.as_completed(running), 1):
+            found = done.result()
+            print(f"[{n}/{len(notebooks)}] {found}", flush=True)
+            if found.faults:
+                red.append(found.name)
+                more = len(found.faults) - SHOWN
+                lines = found.faults[:SHOWN] + ([f"and {more} more"] if more > 0 else [])
+                print("".join(f"  {line}\n" for line in [*lines, f"page: {out / found.name}.html"]), end="", flush=True)
+    green, seconds = len(notebooks) - len(red), time.perf_counter() - began
+    names = f"; red: {', '.join(sorted(red))}" if red else ""
+    print(f"{green} of {len(notebooks)} notebooks are as committed ({seconds:.0f} s){names}", flush=True)
+    return 1 if red else 0
+
+
+def validate(path, out) -> Validation:
+    """Look at the notebook at `path`, run it by nbval, and say what is not as committed.
+
+    NAME.xml (JUnit) goes into the folder `out`, and NAME.html, a page with each fault, when there are any.
+    """
+    path, out = pathlib.Path(path), pathlib.Path(out)
+    out.mkdir(parents=True, exist_ok=True)
+    page, began = out / f"{path.stem}.html", time.perf_counter()
+    page.unlink(missing_ok=True)
+    found = Validation(path.stem, notebook_files.check(path))
+    results = []
+    try:
+        nb = notebook_files.read(path)
+        claims = claim_faults(nb, path.stem)
+        if claims is None:
+            found.note = "; its outputs are of another device than the saved results: claims not looked at"
+        results, deprecations = nbval(path, out)
+    except (NotebookError, NbvalError) as e:
+        found.faults = found.faults or [str(e)]  # check says of an unreadable file the same
+    else:
+        found.cells = results
+        found.faults += (claims or []) + [_said_of(nb, r) for r in results if r["failed"]]
+        found.faults += _stripped(nb, results) + _not_excepted(nb, deprecations)
+    found.seconds = time.perf_counter() - began
+    if found.faults:
+        write_failure_page(path, found.faults, results, page)
+    return found
+
+
+# --- claims: committed tables against the ledger
+
+
+def claim_faults(nb: dict, name: str) -> list[str] | None:
+    """One line a claim whose committed row is not what the ledger says of the saved results.
+
+    None when the notebook's outputs are of another device than the saved results.
+    """
+    from attnlab import ledger  # noqa: F401, it fills LEDGER
+
+    saved = records.saved()
+    device = saved[0].env["device"] if saved else None
+    start = next((c for c in code_cells(nb) if "lab.start(" in source(c)), None)
+    if not device or start is None or device not in "".join(_texts(start, "text/plain")):
+        return None
+    faults = []
+    for number, cell in enumerate(nb["cells"], 1):
+        if cell["cell_type"] == "code":
+            faults += [f"cell {number}: {what}" for what in _claims_of(cell, name, saved, device)]
+    return faults
+
+
+def _texts(cell: dict, mime: str) -> list[str]:
+    return [joined(o["data"][mime]) for o in cell["outputs"] if mime in o.get("data", {})]
+
+
+def _claims_of(cell: dict, notebook: str, saved, device: str):
+    """What is wrong with the claims that a cell shows."""
+    wanted = []
+    for what, given in re.findall(r"lab\.(claim|summary)\(([^()]*)\)", source(cell)):
+        names = re.findall(r"[\"'](\w+)[\"']", given)
+        if what == "summary":
+            names = [c.name for c in LEDGER.values() if c.notebook == notebook]
+        unknown = [n for n in names if n not in LEDGER]
+        if unknown or not names:
+            yield f"lab.{what}({given}) names {', '.join(unknown) or 'no claim'}: write names that the ledger has"
+            return
+        wanted.append(_table(names, saved, f"What you saw, on {device}" if what == "summary" else None))
+    shown = [
+        {mime: joined(text) for mime, text in o["data"].items()}
+        for o in cell["outputs"]
+        if "verdict here" in joined(o.get("data", {}).get("text/plain", ""))
+    ]
+    if len(shown) != len(wanted):
+        yield f"shows {len(shown)} tables of claims, and its code {len(wanted)}: run it again (make regenerate)"
+        return
+    for want, have in zip(wanted, shown, strict=True):
+        want, have = _plain(want), _plain(have)
+        if want != have:
+            rows = difflib.ndiff(*([*x["text/html"], *x["text/plain"].splitlines()] for x in (have, want)))
+            rows = [row for row in rows if row[0] in "-+"]
+            committed, said = (next((r[2:] for r in rows if r[0] == sign), "nothing") for sign in "-+")
+            yield f"the committed claim {committed!r} is by the ledger, over the saved results, {said!r}"
+
+
+def _table(names: list[str], saved, title: str | None) -> dict:
+    """The table that `lab.claim` shows on the saved results' own device."""
+    rows = []
+    for claim in map(LEDGER.get, names):
+        verdict = claim.judge(saved)
+        sentence = f"{claim.sentence}\n({claim.others})" if claim.others else claim.sentence
+        rows.append([sentence, verdict.state, verdict.measured])
+    headers = ["claim", "verdict here", "measured here"]
+    return table_bundle(headers, rows, title=title, aligns=["left"] * len(headers))
+
+
+def _plain(bundle: dict) -> dict:
+    """A table's bundle with its page as rows of text: how it is drawn is no matter of claims."""
+    rows = re.findall(r"<caption.*?</caption>|<tr.*?</tr>", bundle.get("text/html", ""), re.DOTALL)
+    rows = [re.sub(r"<[^>]*>", "", row.replace("</td><td", "</td> | <td").replace("<br>", " ")) for row in rows]
+    return bundle | {"text/html": [html.unescape(row) for row in rows]}
+
+
+# --- nbval
+
+
+class NbvalError(Exception):
+    """nbval came to no result; the message says why."""
+
+
+def nbval(path, reports) -> tuple[list[dict], list[dict]]:
+    """Run nbval on the notebook at `path`, with the conftest.py beside it. JUnit goes to NAME.xml in `reports`.
+
+    Returns:
+      One dictionary a code cell, as notebooks/conftest.py writes them, and the deprecations that
+      `_record_deprecations` wrote.
+
+    Raises:
+      NbvalError: it ran no cell, took too long, or says something else than its cells.
+    """
+    path, reports = pathlib.Path(path).resolve(), pathlib.Path(reports).resolve()
+    reports.mkdir(parents=True, exist_ok=True)
+    command = [
+        sys.executable, "-m", "pytest", "--nbval", "--nbval-current-env", f"--nbval-cell-timeout={CELL_SECONDS}",
+        "-o", "addopts=", "-p", "no:cacheprovider", "-q", "--color=no",
+        f"--junitxml={reports / path.stem}.xml", str(path),
+    ]  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        cells, warned = (pathlib.Path(folder) / name for name in ("cells.jsonl", "deprecations.jsonl"))
+        startup = pathlib.Path(folder) / "profile_default" / "startup" / "deprecations.py"
+        startup.parent.mkdir(parents=True)
+        call = f"_record_deprecations({str(warned)!r})\ndel _record_deprecations\n"
+        startup.write_text(f"{inspect.getsource(_record_deprecations)}\n\n{call}", encoding="utf-8")
+        env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_") and k != "ATTNLAB_RESULTS"}
+        # A profile of our own, so that the reader's does not matter. Two notebooks at once must fit on one GPU.
+        env |= {"IPYTHONDIR": folder, "ATTNLAB_NBVAL_OUTPUTS": str(cells), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=NOTEBOOK_SECONDS, env=env, cwd=path.parent
+            )
+        except subprocess.TimeoutExpired:
+            raise NbvalError(f"{path}: nbval was stopped after {NOTEBOOK_SECONDS} s: run the notebook alone") from None
+        results, deprecations = (
+            [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
+            for file in (cells, warned)
+        )
+    if not results or (done.returncode != 0) != any(r["failed"] for r in results):
+        words = " ".join((done.stdout + done.stderr).split())[-600:]
+        raise NbvalError(f"{path}: nbval ended with status {done.returncode} after {len(results)} cells: {words}")
+    return results, deprecations
+
+
+def _said_of(nb: dict, result: dict) -> str:
+    """A red cell in one line."""
+    cell = code_cells(nb)[result["cell"]]
+    message = re.sub(r"\x1b\[[0-9;]*m", "", result["message"]).strip()
+    error = next((f"{o['ename']}: {o['evalue']}" for o in result["outputs"] if o["output_type"] == "error"), "")
+    why = re.search(r"pytest plugin exception: (.*)|Cell \d+: (.*)", message)
+    why = error or (why and (why[1] or why[2])) or "failed"
+    return f"{_at(nb, cell)}: {' '.join(why.split())[:300]}"
+
+
+def _at(nb: dict, cell: dict) -> str:
+    first = source(cell).strip().splitlines()[0]
+    return f"cell {nb['cells'].index(cell) + 1} (In [{cell['execution_count']}], {first[:60]})"
+
+
+def _stripped(nb: dict, results: list[dict]) -> list[str]:
+    """Cells that show something now, and have no output at all. Where nbval compares, it says so itself."""
+    cells = [code_cells(nb)[r["cell"]] for r in results if not r["failed"] and _everything(r["outputs"])]
+    return [
+        f"{_at(nb, c)}: shows something, and has no committed output (make regenerate)"
+        for c in cells
+        if not c["outputs"]
+    ]
+
+
+# --- deprecations
+
+
+def _record_deprecations(path):
+    """Write what JAX, jaxlib, flax and TransformerEngine deprecate in this process to a file, as JSON lines.
+
+    It runs in a notebook's kernel, from a startup file that holds its source: it needs nothing from outside.
+    No filter is changed, so that cells show what they always show; a filter hides nothing from it either.
+    """
+    import json
+    import sys
+    import warnings
+
+    issued = warnings.warn
+    cell = {"source": ""}
+
+    def place(frame):
+        return f"{frame.f_globals.get('__name__', '?')}, line {frame.f_lineno}"
+
+    def warn(message, category=None, stacklevel=1, *args, **kwargs):
+        kind = type(message) if isinstance(message, Warning) else category
+        if kind and issubclass(kind, (DeprecationWarning, PendingDeprecationWarning, FutureWarning)):
+            frames, frame = [], sys._getframe(1)
+            while frame:
+                frames.append(frame)
+                frame = frame.f_back
+            packages = [f.f_globals.get("__name__", "").split(".")[0] for f in frames]
+            if packages[0] in ("jax", "jaxlib", "flax", "transformer_engine"):
+                ours = [i for i, p in enumerate(packages) if p in ("attnlab", "__main__")] or [0]
+                line = {"by": place(frames[0]), "kind": kind.__name__, "message": str(message)}
+                line |= {"from": place(frames[ours[0]]), "through": place(frames[max(ours[0] - 1, 0)])}
+                with open(path, "a", encoding="utf-8") as f:
+                    f.write(json.dumps(line | cell) + "\n")
+        return issued(message, category, stacklevel + 1, *args, **kwargs)
+
+    warnings.warn = warn
+    get_ipython().events.register("pre_run_cell", lambda info: cell.update(source=info.raw_cell))  # noqa: F821
+
+
+def _not_excepted(nb: dict, deprecations: list[dict]) -> list[str]:
+    """One line a deprecation that is no exception, with the cell that led to it."""
+    lines = []
+    for found in deprecations:
+        if any(re.search(pattern, found["message"]) for pattern in EXCEPTIONS):
+            continue
+        at = next((_at(nb, c) for c in code_cells(nb) if source(c) == found["source"]), "before the first cell")
+        words = " ".join(found["message"].split())[:300]
+        lines.append(f"{at}: {found['kind']} by {found['by']}, from {found['from']} ({found['through']}): {words}")
+    return list(dict.fromkeys(lines))
+
+
+# --- the page of what was found
+
+_PAGE = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>{name}: what is not as committed</title>
+<style>
+:root {{ color-scheme: light dark; }}
+body {{ font: 1rem/1.5 system-ui, sans-serif; margin: 2rem; }}
+pre {{ overflow: auto; border: 1px solid #767676; padding: .5rem; white-space: pre-wrap; }}
+</style></head>
+<body><h1>{name}: what is not as committed</h1>
+{body}
+</body></html>
+"""
+
+
+def write_failure_page(path, faults: list[str], results: list[dict], page) -> None:
+    """Write a page with every fault, and of each failed cell: source, what was expected, what came, the difference."""
+    parts = ["<ul>", *(f"<li>{html.escape(fault)}</li>" for fault in faults), "</ul>"]
+    failed = [r for r in results if r["failed"]]
+    nb = notebook_files.read(path) if failed else {}
+    for result in failed:
+        cell = code_cells(nb)[result["cell"]]
+        expected, got = _everything(cell["outputs"]), _everything(result["outputs"])
+        changes = difflib.unified_diff(expected.splitlines(), got.splitlines(), "expected", "got", lineterm="", n=1)
+        texts = {"Source": source(cell), "Expected": expected, "Got": got, "Difference": "\n".join(changes)}
+        texts["What nbval says"] = re.sub(r"\x1b\[[0-9;]*m", "", result["message"])
+        parts.append(f"<h2>Cell {nb['cells'].index(cell) + 1}</h2>")
+        parts += [f"<h3>{title}</h3><pre>{html.escape(text)}</pre>" for title, text in texts.items()]
+    page.write_text(_PAGE.format(name=pathlib.Path(path).stem, body="\n".join(parts)), encoding="utf-8")
+
+
+def _everything(outputs: list[dict]) -> str:
+    """Outputs as text, with the kind of each; pictures by their size only, stderr and cleared progress not at all."""
+    texts = []
+    for o in outputs:
+        if o["output_type"] == "error":
+            texts.append(f"[error] {o['ename']}: {o['evalue']}")
+        elif o["output_type"] == "stream" and o["name"] != "stderr":
+            texts.append(f"[{o['name']}]\n{joined(o['text'])}")
+        for mime, value in o.get("data", {}).items():
+            text = joined(value) if mime.startswith("text/") else f"{len(value)} long"
+            texts.append(f"[{mime}]\n{text}")
+    return "\n".join(texts)
