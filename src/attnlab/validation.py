@@ -104,6 +104,9 @@ def validate(path, out) -> Validation:
 # --- claims: committed tables against the ledger
 
 
+CLAIMS = r"lab\.(claim|summary)\(([^()]*)\)"
+
+
 def claim_faults(nb: dict, name: str) -> list[str] | None:
     """One line a claim whose committed row is not what the ledger says of the saved results.
 
@@ -111,6 +114,8 @@ def claim_faults(nb: dict, name: str) -> list[str] | None:
     """
     from attnlab import ledger  # noqa: F401, it fills LEDGER
 
+    if not any(re.search(CLAIMS, source(c)) for c in code_cells(nb)):
+        return []
     saved = records.saved()
     device = saved[0].env["device"] if saved else None
     start = next((c for c in code_cells(nb) if "lab.start(" in source(c)), None)
@@ -130,7 +135,7 @@ def _texts(cell: dict, mime: str) -> list[str]:
 def _claims_of(cell: dict, notebook: str, saved, device: str):
     """What is wrong with the claims that a cell shows."""
     wanted = []
-    for what, given in re.findall(r"lab\.(claim|summary)\(([^()]*)\)", source(cell)):
+    for what, given in re.findall(CLAIMS, source(cell)):
         names = re.findall(r"[\"'](\w+)[\"']", given)
         if what == "summary":
             names = [c.name for c in LEDGER.values() if c.notebook == notebook]
