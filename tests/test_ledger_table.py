@@ -6,7 +6,7 @@ import math
 import pytest
 
 from attnlab import cli, features, records
-from attnlab.claims import HOLDS, UNTESTABLE
+from attnlab.claims import FAILS, HOLDS, UNTESTABLE
 from attnlab.ledger import LEDGER
 from attnlab.records import Records, Timing
 from crafted import gathered
@@ -50,6 +50,33 @@ def test_one_row_without_a_time_takes_no_other_with_it():
     rows = CRAFTED["cudnn_beats_naive"][0]
     extra = spoilt(rows, ms=math.nan, label="another")
     assert LEDGER["cudnn_beats_naive"].judge(own("cudnn_beats_naive", [*rows, *extra])).state == HOLDS
+
+
+NO_GPU = {"device": "AMD EPYC", "kind": "cpu", "capability": "none", "cudnn": None}
+L4 = {"device": "NVIDIA L4", "kind": "gpu", "capability": "8.9", "cudnn": "9.19.0"}
+
+
+@pytest.mark.parametrize(
+    "name, env, state",
+    [
+        ("tf32_by_default", NO_GPU, "no NVIDIA GPU but of AMD EPYC"),
+        ("three_quarters", NO_GPU, "no NVIDIA GPU but of AMD EPYC"),
+        ("head_dim_256_on_hopper", L4, "compute capability 8.9, and it needs 9.0"),
+        ("cudnn_refuses_float32", L4 | {"cudnn": None}, "JAX finds no cuDNN"),
+        ("cudnn_refuses_float32", L4, FAILS),
+        ("tf32_by_default", L4, FAILS),
+        ("tf32_by_default", {}, FAILS),
+    ],
+)
+def test_what_the_recorded_device_can_not_run_fails_no_claim(name, env, state):
+    rows = Records(dataclasses.replace(r, env=env) for r in own(name, CRAFTED[name][1][0]))
+    verdict = LEDGER[name].judge_recorded(rows)
+    assert state in (verdict.state if state == FAILS else verdict.measured)
+
+
+@pytest.mark.parametrize("name", LEDGER)
+def test_the_recorded_h200_can_run_what_every_claim_needs(name):
+    assert LEDGER[name].judge_recorded(SAVED) == LEDGER[name].judge(SAVED)
 
 
 def claims(capsys, *results):

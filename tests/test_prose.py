@@ -147,12 +147,13 @@ PLANTED = [
     "3.1795 ×, at every length", "3.1796× to 3.1797×",
 ]  # fmt: skip
 WORDED = [
-    "eleven times faster", "Eleven times faster it is.", "elevenfold", "a factor of eleven", "thirteen percent slower",
-    "a few percent", "several times the time", "three to five times as fast", "a hundred times smaller",
-    "twice as fast",     "It is an order of magnitude faster.", "twice the memory", "It doubles the time.", "It halves the memory.",
-    "a quarter of the time", "half the device time", "half of its memory", "A third of the memory", "half as fast",
-    "three quarters of the published bandwidth", "two thirds of the work", "one fifth of the cost", "a third faster",
-    "by half", "by a third", "fifty milliseconds", "two seconds",
+    "eleven times faster", "Eleven times faster it is.", "elevenfold", "a factor of eleven",
+    "thirteen percent slower", "a few percent", "several times the time", "three to five times as fast",
+    "a hundred times smaller", "twice as fast", "It is an order of magnitude faster.", "twice the memory",
+    "It doubles the time.", "It halves the memory.", "a quarter of the time", "half the device time",
+    "half of its memory", "A third of the memory", "half as fast", "three quarters of the published bandwidth",
+    "two thirds of the work", "one fifth of the cost", "a third faster", "by half", "by a third",
+    "fifty milliseconds", "two seconds",
 ]  # fmt: skip
 QUIET = [
     "T = 4096 and H = 64, in float64.", "About 20 minutes.", "| [00](x.ipynb) | 20 | say |", "10,000 scores",

@@ -7,8 +7,10 @@ sentences themselves stand in `attnlab.ledger`, a file a notebook.
 import collections
 import dataclasses
 import math
+import re
 from collections.abc import Callable
 
+from attnlab.device import Device
 from attnlab.display import format_number
 from attnlab.features import OTHERS, RULES, feature, has
 from attnlab.records import LOG, MissingRecord, Records, Timing
@@ -46,11 +48,31 @@ class Claim:
             return Verdict(UNTESTABLE, f"its check stopped with {type(e).__name__}: {e}")
         return Verdict(HOLDS if ok else FAILS, measured)
 
+    def judge_recorded(self, records: Records) -> Verdict:
+        """The verdict over the records of another process; what their device can't run is not testable there.
+
+        Only what their environment says of the device is asked, not the libraries of this process.
+        """
+        env = records[0].env if records else {}
+        if self.needs and env.get("kind", "gpu") != "gpu":
+            return Verdict(UNTESTABLE, f"its results are of no NVIDIA GPU but of {env.get('device')}")
+        if self.needs in RULES and "capability" in env:
+            found = feature(self.needs, _recorded_gpu(env))
+            if not found.ok:
+                return Verdict(UNTESTABLE, found.reason)
+        return self.judge(records)
+
     def judge_here(self) -> Verdict:
         """The verdict over this process's log."""
         if self.needs and not has(self.needs):
             return Verdict(UNTESTABLE, feature(self.needs).reason)
         return self.judge(LOG.records)
+
+
+def _recorded_gpu(env: dict) -> Device:
+    capability, cudnn = ([int(x) for x in re.findall(r"\d+", str(env.get(key)))] for key in ("capability", "cudnn"))
+    number = sum(n * size for n, size in zip(cudnn, (10000, 100, 1), strict=False))
+    return Device(str(env.get("device")), "gpu", tuple(capability), cudnn=number)
 
 
 LEDGER: dict[str, Claim] = {}

@@ -67,7 +67,7 @@ def main(results: str | None) -> int:
         print(f"attnlab: {e}", file=sys.stderr)
         return 2
     nothing = _device.Device("", "cpu")  # features have their names on any device
-    verdicts = {c.name: c.judge(records) for c in LEDGER.values()}
+    verdicts = {c.name: c.judge_recorded(records) for c in LEDGER.values()}
     for notebook in sorted({c.notebook for c in LEDGER.values()}):
         show_table(
             ["claim", "verdict", "measured", "where testable"],
