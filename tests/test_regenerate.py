@@ -316,7 +316,7 @@ def on_small_disk(here, cell, size="256k", full=True):
 def test_a_disk_that_is_too_small_is_said_before_anything_runs(here):
     done, left = on_small_disk(here, "open('ran', 'w')")
     assert done.returncode == 1 and done.stderr.count("\n") == 1
-    assert "notebooks has 0.1 MiB free, and 1.0 MiB may be needed: free some" in done.stderr
+    assert "may be needed: free some, or name a folder on another disk" in done.stderr
     assert sorted(left) == ["00_one.ipynb", "fill"] and done.stdout == ""
 
 

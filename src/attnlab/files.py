@@ -29,7 +29,7 @@ def require_room(folder, size: int) -> None:
     free = shutil.disk_usage(there).free
     if free < size + SPARE:
         raise CanNotWrite(
-            f"{there} has {free / 2**20:.1f} MiB free, and {(size + SPARE) / 2**20:.1f} MiB may be needed: "
+            f"{there} has {free:,} bytes free, and {size + SPARE:,} may be needed: "
             "free some, or name a folder on another disk"
         )
 

@@ -98,7 +98,17 @@ def read(path) -> dict:
         raise NotebookError(f"{path}: not a notebook, the file is not JSON: {e}") from e
     if not isinstance(nb, dict) or nb.get("nbformat") != 4:
         raise NotebookError(f"{path}: not a notebook of format 4: open it in JupyterLab and save it")
+    cells = nb.get("cells")
+    if not isinstance(nb.get("metadata"), dict) or not isinstance(cells, list) or not all(map(_is_cell, cells)):
+        raise NotebookError(f"{path}: a notebook whose cells or metadata are missing or broken: take an older copy")
     return nb
+
+
+def _is_cell(cell) -> bool:
+    kinds = {"markdown": set(), "raw": set(), "code": {"outputs", "execution_count"}}
+    if not isinstance(cell, dict) or cell.get("cell_type") not in kinds:
+        return False
+    return {"source", "metadata"} | kinds[cell["cell_type"]] <= set(cell) and isinstance(cell["metadata"], dict)
 
 
 def code_cells(nb: dict) -> list[dict]:

@@ -207,7 +207,7 @@ def show_device() -> None:
         rows += [("memory bandwidth", f"{format_count(c.gbps)} GB/s")] if c.gbps else []
         rows += [("L2 cache, by the driver" if d.live else "L2 cache", format_bytes(c.l2))] if c.l2 else []
         rows += [("ceilings from", c.source)]
-    show_table(["", "this machine"], rows, title="The device")
+    show_table(["what", "this machine"], rows, title="The device")
 
 
 def show_features(d: _device.Device | None = None) -> None:
