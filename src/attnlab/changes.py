@@ -265,12 +265,12 @@ def _findings(old: Side, new: list[Side]) -> list[tuple[int, int]]:
         values = [of_one.get(key, _MISSING) for of_one in facts]
         shown = False
         for i, side in enumerate(new):
-            either = _is_row(key) or key[1].endswith(" of a row")
+            of_row = _is_row(key) or key[1].endswith(" of a row")
             if key[0] not in old.notebooks & side.notebooks or values[0] is values[i + 1] is _MISSING:
                 continue
             if _MISSING in (values[0], values[i + 1]):
                 # What a row found is missing where the row is, and that was said.
-                if not either and side.env("device") == old.env("device"):
+                if not of_row and side.env("device") == old.env("device"):
                     counts[i][0], shown = counts[i][0] + 1, True
             elif differs(key[1], values[0], values[i + 1]):
                 counts[i][0], shown = counts[i][0] + 1, True
