@@ -384,17 +384,13 @@ def _broken_off(command: str, errors: str, late: bool) -> str:
 
 
 def _judge_doctor(report: Report, parts: dict) -> list[str]:
-    status, errors = _last(parts, "doctor-status"), _last(parts, "doctor-errors")
+    status = _last(parts, "doctor-status")
     if status == "2":  # the command line does not know the words
         return ["its checkout is too old to have `attnlab doctor --json`: update it (git pull)"]
     if status in ("124", "130", "137"):
         return [f"`attnlab doctor` was ended there after {LIMIT / 60:g} minutes, or for memory: run it there by hand"]
     if status != "0":
-        words = _last_line(errors) or f"exit status {status}"
-        if _last(parts, "python") == "python3":
-            words = words.split(": this Python is incomplete")[0]  # what follows is about a .venv
-            words += "; that was its python3, because it has no .venv: run `make run` there"
-        return [f"doctor: {words}"]
+        return [f"doctor: {_complaint(parts, 'doctor')}"]
     try:
         (line,) = [x for x in _last(parts, "doctor").splitlines() if x.startswith("{")]
         known = json.loads(line)
@@ -418,10 +414,8 @@ def _judge_doctor(report: Report, parts: dict) -> list[str]:
 
 
 def _judge_notebook(report: Report, parts: dict) -> list[str]:
-    errors = _last_line(_last(parts, "run-errors"))
     if not _last(parts, "outcome"):
-        words = errors or _last_line(_last(parts, "run")) or f"exit status {_last(parts, 'run-status')}"
-        return [f"notebook {NUMBER} did not run: {words}"]
+        return [f"notebook {NUMBER} did not run: {_complaint(parts, 'run')}"]
     try:
         ((name, fields),) = json.loads(_last(parts, "outcome")).items()
         outcome = Outcome(**fields)
@@ -432,6 +426,17 @@ def _judge_notebook(report: Report, parts: dict) -> list[str]:
         return [f"notebook {NUMBER} was stopped {outcome.where} after {outcome.seconds:.0f} s: run it there by hand"]
     found = [f"notebook {NUMBER} failed {outcome.where}: {_short(outcome.problem)}"] if outcome.problem else []
     return found + _judge_claims(report, name, _last(parts, "records"))
+
+
+def _complaint(parts: dict, command: str) -> str:
+    """Why a command failed, in its own words."""
+    words = _last_line(_last(parts, f"{command}-errors")) or _last_line(_last(parts, command))
+    if "this Python is incomplete" in words and _last(parts, "python") == "python3":
+        # What follows is about a .venv.
+        words = (
+            words.split(": this Python")[0] + "; it has no .venv, and its python3 is incomplete: run `make run` there"
+        )
+    return words or f"exit status {_last(parts, f'{command}-status')}"
 
 
 def _judge_claims(report: Report, notebook: str, lines: str) -> list[str]:
