@@ -40,6 +40,7 @@ def write_course(folder):
         "00_one": [
             toys.markdown("# One\n\n$a^2$"), toy(), code("import sys\nsys.executable"),
             code("print('repeats', repeats, repr(name))"), code(RECORD),
+            code("print('cache', os.environ.get('ATTNLAB_CACHE'))"),
         ],
         "01_two": [toy("size = None"), code("print(1)"), code("raise ValueError('why\\nlast line')"), code("'never'")],
         "02_three": [toys.markdown("# Three"), toy(), code("1/0", "raises-exception"), code("print('three')")],
@@ -89,6 +90,7 @@ def test_a_copy_keeps_what_happened(finished):
     copies = finished[0] / "notebooks"
     one = outputs(copies / "00_one.ipynb")
     assert "repeats 7 'some words'" in one and sys.executable in one
+    assert f"cache {(finished[0] / 'jax-cache').resolve()}" in one
     two = outputs(copies / "01_two.ipynb")
     assert "last line" in two and "never" not in two and "repeats" not in (copies / "01_two.ipynb").read_text()
     shown_on_purpose = (copies / "02_three.ipynb").read_text()

@@ -87,6 +87,9 @@ BAD_LINES = {
     "a shape of three": (edited(shape=[1, 2, 3]), "shape"),
     "a kernel without time": (edited(kernels=[["gemm"]]), ""),
     "kernels that are a number": (edited(kernels=3), ""),
+    "a time that is none": (edited(p20=None), "p20 is None"),
+    "a clock that is none": (edited(clock=None), "clock is None"),
+    "no environment": (edited(env=None), "env is None"),
 }
 
 
@@ -97,6 +100,26 @@ def test_a_line_that_is_no_record_is_refused_with_file_and_line(tmp_path, line, 
     with pytest.raises(ValueError) as error:
         Records.read(path)
     assert f"{path}, line 3: " in str(error.value) and word in str(error.value)
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path):
+    path = tmp_path / "results.jsonl"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ValueError, match="results.jsonl: not a file of records"):
+        Records.read(path)
+
+
+def test_results_are_found_as_a_file_a_folder_or_a_saved_device(tmp_path):
+    for name in ("a", "b"):
+        Records([records.Finding(name=name, value=1)]).write(tmp_path / f"{name}.jsonl")
+    assert [r.name for r in records.load(tmp_path)] == ["a", "b"]
+    assert [r.name for r in records.load(tmp_path / "b.jsonl")] == ["b"]
+    assert records.load("nvidia-h200") == records.saved()
+    with pytest.raises(LookupError, match="no results at nvidia-h100: give a file .* nvidia-h200"):
+        records.load("nvidia-h100")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(LookupError, match="no records in .*empty: run the course first"):
+        records.load(tmp_path / "empty")
 
 
 def test_a_file_is_written_and_read_back(tmp_path):

@@ -188,6 +188,12 @@ def test_a_second_run_on_the_same_notebooks_is_refused_and_disturbs_nothing(here
     assert run() == 0  # the lock went with its process
 
 
+def test_recorded_compile_times_are_of_compilations(here, monkeypatch):
+    monkeypatch.setenv("ATTNLAB_CACHE", str(here / "cache"))
+    path = write("notebooks", "00_one", "import os\nprint('cache', os.environ.get('ATTNLAB_CACHE'))")
+    assert run() == 0 and "cache None" in printed(path)
+
+
 def test_two_bars_on_a_terminal(here):
     write("notebooks")
     terminal = io.StringIO()

@@ -1,7 +1,11 @@
 """Clocks: no time without waiting, none below the bound, none of calls that the compiler merged."""
 
 import dataclasses
+import os
+import platform
 import statistics
+import subprocess
+import sys
 import time
 
 import jax
@@ -399,3 +403,37 @@ def test_the_host_clock_runs_at_least_three_times():
     calls = []
     samples = timing._wall(lambda x: calls.append(x) or X, (X,), 0.0)
     assert len(samples) == 3 and len(calls) == 4 and statistics.median(samples) >= 0
+
+
+# ---- what JAX finds in its persistent cache ----------------------------------------------------------------
+
+TWICE = """
+import os, sys
+import jax, jax.numpy as jnp
+import attnlab as lab
+from attnlab import session, timing
+session.keep_compiled(sys.argv[1])
+if sys.argv[2:]:  # what keep_compiled leaves alone on an old JAX: its words on stderr, and not its result
+    jax.config.update("jax_compilation_cache_dir", sys.argv[1])
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+q = jnp.ones((1, 16, 2, 8))
+row = lab.benchmark(lambda q, k, v: q * 2 + k + v, q, q, q, label="sum", flops=1, nbytes=1, seconds=0.01)
+print(row.compile_s, timing.compile_timed(lambda x: jnp.sin(x) + 2, q)[1])
+"""
+
+
+def test_what_was_found_in_the_cache_has_no_compile_time(tmp_path):
+    def run():
+        env = os.environ | {"JAX_PLATFORMS": "cpu"}
+        command = [sys.executable, "-c", TWICE, str(tmp_path), "all"]
+        return subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout.split()[-2:]
+
+    assert all(float(seconds) > 0 for seconds in run())
+    assert run() == ["None", "None"]
+
+
+@pytest.mark.skipif(jax.__version_info__ < (0, 10), reason="older JAX keeps no programs of a CPU: its loader is noisy")
+def test_a_machine_keeps_its_programs_in_a_folder_of_its_own(tmp_path):
+    env = os.environ | {"JAX_PLATFORMS": "cpu"}
+    subprocess.run([sys.executable, "-c", TWICE, str(tmp_path)], env=env, capture_output=True, check=True)
+    assert [p.name for p in tmp_path.iterdir()] == [platform.node()] and any((tmp_path / platform.node()).iterdir())

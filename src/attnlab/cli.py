@@ -174,9 +174,12 @@ def compare(args) -> int:
 
 
 def claims(args) -> int:
-    from attnlab import ledger
+    from attnlab import course, ledger
 
-    return ledger.main(args.results)
+    try:
+        return ledger.main(args.results)
+    except (LookupError, ValueError) as e:
+        raise course.BadRequest(e) from e
 
 
 def validate(args) -> int:

@@ -141,9 +141,16 @@ def from_json(line: str) -> Timing | Finding:
             data["shape"] = Shape(*data["shape"])
         if "kernels" in data:
             data["kernels"] = tuple((name, ms) for name, ms in data["kernels"])
-        return KINDS[kind](**{key: value for key, value in data.items() if key != "schema"})
+        record = KINDS[kind](**{key: value for key, value in data.items() if key != "schema"})
     except TypeError as e:
         raise ValueError(f"a {kind} whose fields, shape or kernels are not this attnlab's: {e}") from e
+    numbers = ("ms", "p20", "p80", "samples", "wall_ms") if kind == "Timing" else ()
+    texts = ("label", "dtype", "mask", "table", "notebook") + (("clock",) if kind == "Timing" else ("name",))
+    for names, types in ((numbers, (int, float)), (texts, str), (("env",), dict)):
+        for name in names:
+            if not isinstance(getattr(record, name), types):
+                raise ValueError(f"a {kind} whose {name} is {getattr(record, name)!r}")
+    return record
 
 
 class Records(list):
@@ -180,7 +187,11 @@ class Records(list):
     def read(cls, path) -> "Records":
         """The records of a JSON-lines file. Raises `ValueError` with file and line number."""
         out = cls()
-        for number, line in enumerate(pathlib.Path(path).read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            text = pathlib.Path(path).read_text(encoding="utf-8")
+        except UnicodeDecodeError as e:
+            raise ValueError(f"{path}: not a file of records, it is not UTF-8 text") from e
+        for number, line in enumerate(text.splitlines(), 1):
             if line.strip():
                 try:
                     out.append(from_json(line))
