@@ -165,7 +165,7 @@ def _table(names: list[str], saved, title: str | None) -> dict:
     """The table that `lab.claim` shows on the saved results' own device."""
     rows = []
     for claim in map(LEDGER.get, names):
-        verdict = claim.judge(saved)
+        verdict = claim.judge_recorded(saved)
         sentence = f"{claim.sentence}\n({claim.others})" if claim.others else claim.sentence
         rows.append([sentence, verdict.state, verdict.measured])
     headers = ["claim", "verdict here", "measured here"]
