@@ -38,6 +38,7 @@ def _is_cell(item) -> bool:
 
 def pytest_collection_modifyitems(config, items):
     for item in filter(_is_cell, items):
+        item.output_timeout = 20  # nbval waits 5 s for the next output of a cell: too little on a busy machine
         if "nbval-gpu" in item.cell.metadata.get("tags", []):
             item.options["check"] = gpu_here()
         notebook = item.parent

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from xml.etree import ElementTree
 
 from attnlab import notebook_files, records
 from attnlab.claims import LEDGER
@@ -79,26 +80,41 @@ def validate(path, out) -> Validation:
     """
     path, out = pathlib.Path(path), pathlib.Path(out)
     out.mkdir(parents=True, exist_ok=True)
-    page, began = out / f"{path.stem}.html", time.perf_counter()
-    page.unlink(missing_ok=True)
+    page, junit, began = out / f"{path.stem}.html", out / f"{path.stem}.xml", time.perf_counter()
+    for old in (page, junit):
+        old.unlink(missing_ok=True)
     found = Validation(path.stem, notebook_files.check(path))
-    results = []
     try:
         nb = notebook_files.read(path)
         claims = claim_faults(nb, path.stem)
         if claims is None:
             found.note = "; its outputs are of another device than the saved results: claims not looked at"
-        results, deprecations = nbval(path, out)
-    except (NotebookError, NbvalError) as e:
-        found.faults = found.faults or [str(e)]  # check says of an unreadable file the same
-    else:
-        found.cells = results
-        found.faults += (claims or []) + [_said_of(nb, r) for r in results if r["failed"]]
-        found.faults += _stripped(nb, results) + _not_excepted(nb, deprecations)
+        found.faults += claims or []
+        found.cells, deprecations = nbval(path, out)
+        found.faults += _stripped(nb, found.cells) + _not_excepted(nb, deprecations)
+    except NotebookError:
+        pass  # check says it
+    except NbvalError as e:
+        found.faults.append(str(e))
+    _write_junit(junit, found)
+    found.faults += [_said_of(nb, r) for r in found.cells if r["failed"]]
     found.seconds = time.perf_counter() - began
     if found.faults:
-        write_failure_page(path, found.faults, results, page)
+        write_failure_page(path, found.faults, found.cells, page)
     return found
+
+
+def _write_junit(path: pathlib.Path, found: Validation) -> None:
+    """Add what nbval does not look at to its JUnit file, or begin that file."""
+    root = ElementTree.parse(path).getroot() if path.exists() else ElementTree.Element("testsuites")
+    faults = [re.sub(r"[^\n -\uffff]", "", fault) for fault in found.faults]  # XML takes no control characters
+    counts = {"tests": str(len(faults) or 1), "failures": str(len(faults)), "errors": "0", "skipped": "0"}
+    suite = ElementTree.SubElement(root, "testsuite", name="what nbval does not look at", **counts)
+    for fault in faults or [""]:
+        case = ElementTree.SubElement(suite, "testcase", classname=found.name, name=fault[:80] or "all as committed")
+        if fault:
+            ElementTree.SubElement(case, "failure", message=fault)
+    ElementTree.ElementTree(root).write(path, encoding="utf-8", xml_declaration=True)
 
 
 # --- claims: committed tables against the ledger
@@ -212,12 +228,16 @@ def nbval(path, reports) -> tuple[list[dict], list[dict]]:
         env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_") and k != "ATTNLAB_RESULTS"}
         # A profile of our own, so that the reader's does not matter. Two notebooks at once must fit on one GPU.
         env |= {"IPYTHONDIR": folder, "ATTNLAB_NBVAL_OUTPUTS": str(cells), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-        try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=NOTEBOOK_SECONDS, env=env, cwd=path.parent
-            )
-        except subprocess.TimeoutExpired:
-            raise NbvalError(f"{path}: nbval was stopped after {NOTEBOOK_SECONDS} s: run the notebook alone") from None
+        for _ in range(2):  # no cell ran: another kernel that starts now may have taken its ports
+            try:
+                done = subprocess.run(
+                    command, capture_output=True, text=True, timeout=NOTEBOOK_SECONDS, env=env, cwd=path.parent
+                )
+            except subprocess.TimeoutExpired:
+                words = f"{path}: nbval was stopped after {NOTEBOOK_SECONDS} s: run the notebook alone"
+                raise NbvalError(words) from None
+            if cells.exists():
+                break
         results, deprecations = (
             [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
             for file in (cells, warned)
