@@ -274,14 +274,18 @@ def test_a_notebook_that_takes_too_long_is_red(tmp_path, monkeypatch):
     assert "stopped after 1 s" in fault
 
 
-def test_a_kernel_that_does_not_start_at_once_gets_a_second_try(tmp_path):
+def test_a_run_that_comes_to_no_cell_gets_a_second_try(tmp_path):
     path = beside(tmp_path, toys.notebook(toys.parameters(), toys.code("print(1)", prints="1")))
-    first = (
-        f"if not (there := pathlib.Path({str(tmp_path / 'there')!r})).exists():\n    there.touch()\n    sys.exit(9)\n"
-    )
-    conftest = tmp_path / "conftest.py"
-    conftest.write_text(f"{conftest.read_text()}\nimport pathlib, sys\n{first}")
+    conftest, tried = tmp_path / "conftest.py", tmp_path / "tried"
+    once = f"import os, sys\nif not os.path.exists({str(tried)!r}):\n    open({str(tried)!r}, 'w')\n    sys.exit(9)\n"
+    conftest.write_text(f"{conftest.read_text()}\n{once}")
     assert validate(path, tmp_path / "out").faults == []
     conftest.write_text("import no_such_module")
     (fault,) = validate(path, tmp_path / "out").faults
     assert "nbval ended with status 4 after 0 cells" in fault and "no_such_module" in fault
+
+
+def test_a_kernel_that_does_not_watch_for_deprecations_is_red(tmp_path, monkeypatch):
+    monkeypatch.setattr(validation, "_RECORDER", "1/0")
+    (fault,) = validate(beside(tmp_path, toys.notebook(toys.parameters())), tmp_path / "out").faults
+    assert "did not watch for deprecations" in fault

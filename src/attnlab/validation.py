@@ -224,7 +224,7 @@ def nbval(path, reports) -> tuple[list[dict], list[dict]]:
         startup = pathlib.Path(folder) / "profile_default" / "startup" / "deprecations.py"
         startup.parent.mkdir(parents=True)
         call = f"_record_deprecations({str(warned)!r})\ndel _record_deprecations\n"
-        startup.write_text(f"{inspect.getsource(_record_deprecations)}\n\n{call}", encoding="utf-8")
+        startup.write_text(f"{_RECORDER}\n\n{call}", encoding="utf-8")
         env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_") and k != "ATTNLAB_RESULTS"}
         # A profile of our own, so that the reader's does not matter. Two notebooks at once must fit on one GPU.
         env |= {"IPYTHONDIR": folder, "ATTNLAB_NBVAL_OUTPUTS": str(cells), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
@@ -238,6 +238,7 @@ def nbval(path, reports) -> tuple[list[dict], list[dict]]:
                 raise NbvalError(words) from None
             if cells.exists():
                 break
+        watched = warned.exists()
         results, deprecations = (
             [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
             for file in (cells, warned)
@@ -245,6 +246,8 @@ def nbval(path, reports) -> tuple[list[dict], list[dict]]:
     if not results or (done.returncode != 0) != any(r["failed"] for r in results):
         words = " ".join((done.stdout + done.stderr).split())[-600:]
         raise NbvalError(f"{path}: nbval ended with status {done.returncode} after {len(results)} cells: {words}")
+    if not watched:
+        raise NbvalError(f"{path}: its kernel did not watch for deprecations: IPython ran no startup file")
     return results, deprecations
 
 
@@ -286,6 +289,7 @@ def _record_deprecations(path):
     import sys
     import warnings
 
+    open(path, "w").close()  # says that it runs
     issued = warnings.warn
     cell = {"source": ""}
 
@@ -310,6 +314,9 @@ def _record_deprecations(path):
 
     warnings.warn = warn
     get_ipython().events.register("pre_run_cell", lambda info: cell.update(source=info.raw_cell))  # noqa: F821
+
+
+_RECORDER = inspect.getsource(_record_deprecations)
 
 
 def _not_excepted(nb: dict, deprecations: list[dict]) -> list[str]:
