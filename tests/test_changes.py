@@ -249,6 +249,14 @@ def test_another_devices_verdicts_are_counted(compare):
     assert status == 1 and "host_clock_shows_dispatch holds → fails" in text
 
 
+def test_what_another_device_can_not_test_is_no_change_and_on_the_same_device_is_one(compare):
+    cut = Records(r for r in SAVED if r.table != "first timing")  # what cudnn_beats_naive is about
+    status, text = compare("nvidia-h200", elsewhere(cut, 1.0))
+    assert status == 0 and "can be tested on one of the two devices only" in text and "cudnn_beats_naive" not in text
+    status, text = compare("nvidia-h200", cut)
+    assert status == 1 and "cudnn_beats_naive holds → not testable here" in text
+
+
 def test_several_sets_stand_side_by_side(compare):
     status, text = compare(mine(timed()), elsewhere(mine(timed())), mine(timed(ms=2.0), jax="0.12"))
     assert status == 1

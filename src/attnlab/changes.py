@@ -20,7 +20,7 @@ import os
 import pathlib
 import re
 
-from attnlab.claims import has_time
+from attnlab.claims import UNTESTABLE, has_time
 from attnlab.course import BadRequest
 from attnlab.display import NOTHING, cell_text, format_ms, format_number, show_table
 from attnlab.ledger import LEDGER
@@ -306,20 +306,29 @@ def _shortened(values) -> list[str]:
 # ---- claims ------------------------------------------------------------------------------------------------
 
 
-def _claims(old: Side, new: list[Side]) -> list[tuple[list[str], int]]:
-    """Show the claims whose verdict changed; of each new side the changes in words, and how many did not change."""
-    out, lines = [([], 0) for _ in new], []
+def _claims(old: Side, new: list[Side]) -> list[tuple[list[str], int, int]]:
+    """Show the claims whose verdict changed; of each new side the changes in words, how many did not change, and how
+    many only one of two devices can test, which is no change."""
+    out, lines = [([], 0, 0) for _ in new], []
     for c in LEDGER.values():
         before = c.judge_recorded(old.records)
         after = [
             c.judge_recorded(side.records) if c.notebook in side.notebooks & old.notebooks else None for side in new
         ]
-        for i, verdict in enumerate(after):
-            if verdict and verdict.state != before.state:
-                out[i][0].append(f"{c.name} {before.state} → {verdict.state}")
-            elif verdict:
-                out[i] = (out[i][0], out[i][1] + 1)
-        if any(v and v.state != before.state for v in after):
+        changed = False
+        for i, (side, verdict) in enumerate(zip(new, after, strict=True)):
+            words, same, one_sided = out[i]
+            if not verdict:
+                continue
+            if verdict.state == before.state:
+                same += 1
+            elif UNTESTABLE in (verdict.state, before.state) and side.env("device") != old.env("device"):
+                one_sided += 1
+            else:
+                changed = True
+                words.append(f"{c.name} {before.state} → {verdict.state}")
+            out[i] = words, same, one_sided
+        if changed:
             cells = [f"{v.state}: {v.measured}" if v else "notebook not run" for v in (before, *after)]
             lines.append((c.notebook.split("_")[0], f"{c.name}: {c.sentence}", *cells))
     if lines:
@@ -352,6 +361,7 @@ def _close(old: Side, new: Side, changes: list, findings: tuple, claims: tuple) 
     print(
         f"{head}: rows: {rows}; findings: {findings[0]} changed, {findings[1]} did not; "
         f"claims: {len(claims[0])} changed, {claims[1]} did not"
+        + (f", {claims[2]} can be tested on one of the two devices only" if claims[2] else "")
     )
     for line in claims[0]:
         print(f"  {line}")
