@@ -351,8 +351,9 @@ def needed_for(purpose):
     tests = project["optional-dependencies"]["test"]
     if purpose in ("lint", "format"):
         return [text for text in tests if text.startswith("ruff")]
-    spare = {"lab": ("nbval",), "test": ("jupyterlab",)}.get(purpose, ("jupyterlab", "nbval"))
-    return [text for text in project["dependencies"] if text not in spare] + (tests if purpose == "test" else [])
+    users = {"jupyterlab": ("lab",), "nbval": ("test", "validate")}  # all else is needed for everything
+    needed = [text for text in project["dependencies"] if purpose in users.get(text, (purpose,))]
+    return needed + (tests if purpose == "test" else [])
 
 
 def check(purpose):

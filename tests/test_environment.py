@@ -293,6 +293,11 @@ def test_own_interpreter_with_an_old_jax_is_told_so_and_else_used_as_it_is(monke
         make_env.check(purpose)
 
 
+def test_a_target_asks_for_what_it_uses_and_no_more():
+    assert "nbval" in make_env.needed_for("validate") and "nbval" not in make_env.needed_for("run")
+    assert "jupyterlab" in make_env.needed_for("lab") and "jupyterlab" not in make_env.needed_for("validate")
+
+
 # ---- the locks
 
 

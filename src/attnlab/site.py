@@ -22,6 +22,7 @@ from attnlab.pages import COURSE, cells_html, environment_words
 
 ABOUT = "A course in notebooks. Every number is measured by the machine it runs on, and every claim is checked there."
 GENERATOR = '<meta name="generator" content="attnlab site">'  # how a later build knows its own folder
+CSS = (pathlib.Path(__file__).parent / "data" / "course.css").read_text(encoding="utf-8")
 OURS = re.compile(rf"index\.html|claims\.html|course\.css|{notebook_files.FILE_NAME.pattern}\.html")
 
 
@@ -255,85 +256,3 @@ def _where_claimed(source: dict | None, name: str) -> str:
         if "lab.claim(" in text and re.search(rf"""["']{name}["']""", text):
             return f"cell-id={cell['id']}"
     return ""
-
-
-# Colours of text have a contrast of 4.5:1 or more with their ground in both themes; a test computes it.
-CSS = """
-:root {
-  color-scheme: light dark;
-  --ground: #ffffff; --text: #1f2328; --quiet: #57606a; --link: #0b57d0; --bad: #b3261e;
-  --line: #d0d7de; --code: #f3f5f7;
-  --jp-cell-editor-background: var(--code); --jp-cell-editor-active-background: var(--code);
-  --jp-mirror-editor-variable-color: var(--text); --jp-mirror-editor-punctuation-color: var(--text);
-  --jp-mirror-editor-operator-color: var(--text); --jp-mirror-editor-comment-color: var(--quiet);
-  --jp-mirror-editor-keyword-color: #6f3cc4; --jp-mirror-editor-string-color: #0a5c36;
-  --jp-mirror-editor-number-color: #0550ae; --jp-mirror-editor-error-color: var(--bad);
-}
-@media (prefers-color-scheme: dark) {
-  :root {
-    --ground: #111418; --text: #e4e7eb; --quiet: #a3adb8; --link: #8ab4f8; --bad: #ff9a92;
-    --line: #3a424c; --code: #1b2027;
-    --jp-mirror-editor-keyword-color: #d2a8ff; --jp-mirror-editor-string-color: #7ee2a8;
-    --jp-mirror-editor-number-color: #79c0ff;
-  }
-}
-* { box-sizing: border-box; }
-html { scroll-padding-top: 1rem; }
-body {
-  margin: 0; background: var(--ground); color: var(--text); font: 1rem/1.6 system-ui, sans-serif;
-  overflow-wrap: break-word;
-}
-a { color: var(--link); text-underline-offset: .15em; }
-:focus-visible { outline: 3px solid var(--link); outline-offset: 2px; }
-main:focus { outline: none; }
-.skip { position: absolute; left: -100rem; padding: .5rem 1rem; background: var(--ground); }
-.skip:focus { left: 0; top: 0; }
-.quiet { color: var(--quiet); font-weight: normal; }
-.bad { color: var(--bad); font-weight: bold; }
-.verdict { white-space: nowrap; }
-
-body > * { max-width: 62rem; }
-header, footer, .columns { margin: 0 auto; padding: .75rem 1rem; }
-header { border-bottom: 1px solid var(--line); }
-footer { border-top: 1px solid var(--line); }
-header nav, footer nav { display: flex; flex-wrap: wrap; gap: .25rem 1.5rem; }
-footer nav { justify-content: space-between; padding-bottom: 2rem; }
-.contents { font-size: .875rem; }
-.contents ol { list-style: none; margin: .5rem 0; padding: 0; }
-@media (min-width: 64rem) {
-  .wide > * { max-width: 80rem; }
-  .wide .columns { display: grid; grid-template-columns: 14rem minmax(0, 1fr); gap: 2.5rem; }
-  .contents { position: sticky; top: 0; align-self: start; max-height: 100vh; overflow-y: auto; padding-top: 1.5rem; }
-  .contents li { margin: .4rem 0; line-height: 1.35; }
-}
-
-h1, h2, h3 { line-height: 1.25; }
-h1 { font-size: 1.9rem; margin: 1rem 0; }
-h2 { font-size: 1.4rem; margin: 2.5rem 0 .75rem; }
-h3 { font-size: 1.1rem; margin: 1.5rem 0 .5rem; }
-.anchor-link { display: none; }
-p, ul, ol { margin: .6rem 0; max-width: 46rem; }
-ul, ol { padding-left: 1.5rem; }
-.course { list-style: none; padding: 0; }
-.course p, .course ul { margin: .2rem 0; }
-.course ul { list-style: disc; }
-img { max-width: 100%; height: auto; background: #ffffff; }
-
-code, pre { font-family: ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace; font-size: .875rem; }
-code { background: var(--code); padding: .1em .25em; overflow-wrap: anywhere; }
-pre { overflow-x: auto; margin: 0; line-height: 1.45; }
-pre code { padding: 0; overflow-wrap: normal; }
-.highlight pre, main > pre { background: var(--code); padding: .6rem .8rem; border-left: 3px solid var(--line); }
-.jp-CodeCell { margin: .9rem 0; }
-.jp-OutputArea-child { margin: .5rem 0; }
-
-.box, .jp-RenderedMarkdown table { overflow-x: auto; }
-.jp-RenderedMarkdown table { display: block; margin: .9rem 0; }
-.jp-RenderedMarkdown th, .jp-RenderedMarkdown td { padding: .3rem .75rem; border-bottom: 1px solid var(--line); }
-table { border-collapse: collapse; }
-th { text-align: left; }
-.box table { width: 100%; min-width: 38rem; font-size: .9375rem; }
-.box th, .box td { vertical-align: top; padding: .4rem .75rem .4rem 0; border-bottom: 1px solid var(--line); }
-.box tbody th { font-weight: normal; width: 52%; }
-.box tr:target { background: var(--code); }
-"""
