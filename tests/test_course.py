@@ -257,6 +257,12 @@ def test_a_bar_on_a_terminal(tmp_path):
     assert "notebook 1 of 1: 00_x" in terminal.getvalue() and "cell 2 of 2" in terminal.getvalue()
 
 
+def test_a_reader_who_has_seen_enough_is_no_error(tmp_path):
+    command = f"{sys.executable} -m attnlab claims 2>errors | head -n 1; cat errors"
+    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout == "00_start_here, claims\n"
+
+
 def test_doctor():
     table = attnlab("doctor")
     assert table.returncode == 0, table.stderr

@@ -4,6 +4,7 @@ Heavy imports stand inside the commands, so that help and refusals come at once.
 """
 
 import argparse
+import os
 import pathlib
 import sys
 
@@ -97,7 +98,12 @@ def main(argv=None) -> int:
     from attnlab.notebook_files import NotebookError
 
     try:
-        return args.call(args)
+        status = args.call(args)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # `attnlab claims | head`: the reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more as it ends
+        return 0
     except BadRequest as e:
         return _fail(e, 2)
     except (NotebookError, _CommandError) as e:
