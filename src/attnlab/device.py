@@ -93,6 +93,13 @@ def nvidia_smi(*arguments: str) -> list[str] | None:
     return done.stdout.strip().splitlines() if done.returncode == 0 else None
 
 
+def gpu_names() -> list[str]:
+    """The NVIDIA GPUs that a new process would compute on, by nvidia-smi. JAX is not asked: it would take memory."""
+    if os.environ.get("JAX_PLATFORMS", "").split(",")[0].lower() not in ("", "cuda", "gpu"):
+        return []
+    return nvidia_smi("--query-gpu=name", "--format=csv,noheader") or []
+
+
 def _query_gpu(field: str) -> str | None:
     """One field of the GPU that JAX computes on; None where nvidia-smi does not tell ("[N/A]" on some boards)."""
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0]
@@ -225,6 +232,18 @@ def gpu_memory() -> tuple[int, int] | None:
     """Bytes used by everybody, and bytes in all, on the first GPU; None without nvidia-smi."""
     used, total = _query_gpu("memory.used"), _query_gpu("memory.total")
     return (int(used) * 2**20, int(total) * 2**20) if used and total else None
+
+
+CONTEXT = 2**30  # what a process holds beside its arrays: the CUDA context and the libraries, generously
+
+
+def held_by_others() -> tuple[int, int] | None:
+    """Bytes of the first GPU's memory that other processes hold, and bytes in all; None where nobody tells."""
+    memory = gpu_memory() if current().kind == "gpu" else None
+    if not memory:
+        return None
+    # Not the sum of nvidia-smi's list: in a container it is short, or knows this process by another number.
+    return max(0, memory[0] - own_memory() - CONTEXT), memory[1]
 
 
 def finds_late_library() -> tuple[bool, bool]:

@@ -126,6 +126,15 @@ def tags(cell: dict) -> list[str]:
     return cell["metadata"].get("tags", [])
 
 
+def device_of(nb: dict) -> str | None:
+    """What the notebook's own table of the device, by `attnlab.start`, says that it ran on; None without one."""
+    for output in (o for cell in code_cells(nb) for o in cell["outputs"]):
+        text = joined(output.get("data", {}).get("text/plain", ""))
+        if text.startswith("The device\n") and (named := re.search(r"^device +(.+)$", text, re.MULTILINE)):
+            return named[1].strip()
+    return None
+
+
 def joined(text) -> str:
     """Text that a notebook holds either as one string or as a list of lines."""
     return "".join(text) if isinstance(text, list) else text

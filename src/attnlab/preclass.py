@@ -114,17 +114,14 @@ def doctor_line() -> str:
     """What `attnlab doctor` knows, as one line of JSON. Raises `attnlab.device.DeviceNotFound`."""
     from attnlab import device
     from attnlab.features import features
-    from attnlab.session import CONTEXT
 
     known = [{"key": key, **dataclasses.asdict(f)} for key, f in features().items()]
-    here = device.current()
-    memory = {"total": here.memory, "free": device.free_memory(), "held": 0, "holders": []}
-    if here.kind == "gpu" and (both := device.gpu_memory()):
-        used, memory["total"] = both
-        # Without what this process took for itself, which the next one can have. As `start` counts it.
-        held = max(0, used - device.own_memory() - CONTEXT)
+    memory = {"total": device.current().memory, "free": device.free_memory(), "held": 0, "holders": []}
+    if others := device.held_by_others():
+        held, total = others
         holders = [dataclasses.asdict(h) for h in device.memory_holders() or [] if not h.mine]
-        memory |= {"free": memory["total"] - held, "held": held, "holders": holders}
+        # Free is what the next process can have: what this one took for itself goes with it.
+        memory = {"total": total, "free": total - held, "held": held, "holders": holders}
     return json.dumps(device.environment() | {"memory": memory, "features": known})
 
 

@@ -11,7 +11,7 @@ from attnlab.display import format_bytes
 from attnlab.records import LOG
 from attnlab.tables import show_device
 
-CONTEXT = 2**30  # what a process holds beside its arrays: the CUDA context and the libraries, generously
+TAKEN = 0.1  # the share of the GPU's memory that others may hold: a desktop's window system holds less
 
 
 def start(notebook: str) -> None:
@@ -40,20 +40,20 @@ def keep_compiled(folder) -> None:
     # XLA's older loader for CPUs prints an alarm about the machine's features for every program that it finds.
     if _device.current().kind == "cpu" and jax.__version_info__ < (0, 10):
         return
-    # A folder a machine: code for one CPU may not run on another that sees the same files.
-    jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(folder) / platform.node()))
+    # A folder a machine: code for one CPU may not run on another that sees the same files. And one a driver and a
+    # cuDNN, which JAX's own key leaves out: what an older one chose by trial would be timed as the new one's.
+    env = _device.environment()
+    name = "-".join(str(x) for x in (platform.node(), env["driver"], env["cudnn"]) if x)
+    jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(folder) / name))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    # XLA would keep its choices by trial there too, and a compilation that finds them counts as one that made them.
+    jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
 
 
 def warn_of_others() -> None:
     """Print who else holds the GPU's memory, if more than a tenth of it is taken by others."""
-    memory = _device.gpu_memory() if _device.current().kind == "gpu" else None
-    if not memory:
-        return
-    used, total = memory
-    # Not the sum of nvidia-smi's list: in a container it is short, or knows this process by another number.
-    held = used - _device.own_memory() - CONTEXT
-    if held > 0.1 * total:
+    held, total = _device.held_by_others() or (0, 0)
+    if held > TAKEN * total:
         others = [h for h in _device.memory_holders() or [] if not h.mine]
         names = ", ".join(f"{h.name} (pid {h.pid}, {format_bytes(h.bytes)})" for h in others)
         print(

@@ -192,23 +192,13 @@ def _recorded_on(sources: dict[str, dict]) -> str:
     known = {r.env.get("device"): r.env for path in records.RESULTS.glob("*.jsonl") for r in records.load(path)}
     made: dict[str, list] = {}
     for name, source in sources.items():
-        made.setdefault(_device(source), []).append(name)
+        made.setdefault(notebook_files.device_of(source) or "a device that the notebook does not name", []).append(name)
     items = []
     for device, names in made.items():
         words = environment_words(known.get(device, {"device": device}))
         which = f": {', '.join(names)}" if len(made) > 1 else ""
         items.append(f"<li>{html.escape(words)}{which}</li>")
     return "\n".join(items)
-
-
-def _device(source: dict) -> str:
-    """What the notebook's own table of the device, by `attnlab.start`, says that it ran on."""
-    for cell in notebook_files.code_cells(source):
-        for output in cell["outputs"]:
-            text = notebook_files.joined(output.get("data", {}).get("text/plain", ""))
-            if text.startswith("The device\n") and (named := re.search(r"^device +(.+)$", text, re.MULTILINE)):
-                return named[1].strip()
-    return "a device that the notebook does not name"
 
 
 def _claims_page(sources: dict[str, dict]) -> tuple[str, str]:

@@ -20,7 +20,7 @@ import tempfile
 import time
 from xml.etree import ElementTree
 
-from attnlab import notebook_files, records
+from attnlab import ledger, notebook_files, records
 from attnlab.claims import LEDGER
 from attnlab.display import table_bundle
 from attnlab.notebook_files import CourseNotebook, NotebookError, code_cells, joined, source
@@ -128,8 +128,6 @@ def claim_faults(nb: dict, name: str) -> list[str] | None:
 
     None when the notebook's outputs are of another device than the saved results.
     """
-    from attnlab import ledger  # noqa: F401, it fills LEDGER
-
     if not any(re.search(CLAIMS, source(c)) for c in code_cells(nb)):
         return []
     saved = records.saved()
@@ -179,13 +177,8 @@ def _claims_of(cell: dict, notebook: str, saved, device: str):
 
 def _table(names: list[str], saved, title: str | None) -> dict:
     """The table that `lab.claim` shows on the saved results' own device."""
-    rows = []
-    for claim in map(LEDGER.get, names):
-        verdict = claim.judge_recorded(saved)
-        sentence = f"{claim.sentence}\n({claim.others})" if claim.others else claim.sentence
-        rows.append([sentence, verdict.state, verdict.measured])
-    headers = ["claim", "verdict here", "measured here"]
-    return table_bundle(headers, rows, title=title, aligns=["left"] * len(headers))
+    body = ledger.rows([LEDGER[name] for name in names], lambda c: c.judge(saved))
+    return table_bundle(ledger.HEADERS, body, title=title, aligns=["left"] * len(ledger.HEADERS))
 
 
 def _plain(bundle: dict) -> dict:

@@ -35,20 +35,21 @@ def summary() -> None:
     _show(mine, title=f"What you saw, on {_device.current().name}")
 
 
+def rows(claims, judge) -> list[list[str]]:
+    """A row a claim: the sentence with what others say, the verdict that `judge(claim)` gives, what was measured."""
+    return [[f"{c.sentence}\n({c.others})" if c.others else c.sentence, *judge(c)] for c in claims]
+
+
+HEADERS = ["claim", "verdict here", "measured here"]
+
+
 def _show(claims, title: str | None = None) -> None:
-    beside = saved_elsewhere()
-    headers = ["claim", "verdict here", "measured here"] + (["H200, saved"] if beside else [])
-    rows = []
-    for c in claims:
-        here, there = c.judge_here(), c.judge(beside)
-        saved = f"{there.state if there.state != UNTESTABLE else 'no record'}: {there.measured}"
-        row = [_words(c), here.state, here.measured]
-        rows.append(row + ([saved] if beside else []))
-    show_table(headers, rows, title=title, aligns=["left"] * len(headers))
-
-
-def _words(c) -> str:
-    return f"{c.sentence}\n({c.others})" if c.others else c.sentence
+    headers, body = HEADERS, rows(claims, lambda c: c.judge_here())
+    if beside := saved_elsewhere():
+        verdicts = [c.judge(beside) for c in claims]
+        words = [f"{state if state != UNTESTABLE else 'no record'}: {measured}" for state, measured in verdicts]
+        headers, body = [*headers, "H200, saved"], [[*row, saved] for row, saved in zip(body, words, strict=True)]
+    show_table(headers, body, title=title, aligns=["left"] * len(headers))
 
 
 def main(results: str | None) -> int:
@@ -66,16 +67,11 @@ def main(results: str | None) -> int:
     nothing = _device.Device("", "cpu")  # features have their names on any device
     verdicts = {c.name: c.judge_recorded(records) for c in LEDGER.values()}
     for notebook in sorted({c.notebook for c in LEDGER.values()}):
-        show_table(
-            ["claim", "verdict", "measured", "where testable"],
-            [
-                (_words(c), *verdicts[c.name], feature(c.needs, nothing).name if c.needs else "everywhere")
-                for c in LEDGER.values()
-                if c.notebook == notebook
-            ],
-            title=f"{notebook}, claims",
-            aligns=["left"] * 4,
-        )
+        mine = [c for c in LEDGER.values() if c.notebook == notebook]
+        where = [feature(c.needs, nothing).name if c.needs else "everywhere" for c in mine]
+        body = [[*row, there] for row, there in zip(rows(mine, lambda c: verdicts[c.name]), where, strict=True)]
+        headers = ["claim", "verdict", "measured", "where testable"]
+        show_table(headers, body, title=f"{notebook}, claims", aligns=["left"] * len(headers))
         print()
     states = [v.state for v in verdicts.values()]
     devices = ", ".join(sorted({str(r.env.get("device", "unknown")) for r in records}))
