@@ -3,15 +3,21 @@
 import json
 import os
 import shutil
+import signal
+import subprocess
+import sys
 import time
+import warnings
 from xml.etree import ElementTree
 
+import psutil
 import pytest
 
 import toy_notebooks as toys
-from attnlab import notebook_files, validation
+from attnlab import notebook_files, records, validation
 from attnlab.notebook_files import code_cells, joined, source
 from attnlab.validation import claim_faults, validate
+from test_course import wait_for
 from test_structure import NOTEBOOKS, ROOT, start_cell
 
 QUICK = NOTEBOOKS[1]
@@ -193,6 +199,34 @@ def test_a_real_deprecation_is_followed_to_the_line_that_led_to_it(tmp_path):
     assert "DeprecationWarning by jax._src.deprecations" in line and "from __main__, line 3" in line
 
 
+def deprecates(module: str, by: str, what: str, call: str) -> str:
+    """The source of a cell in which a module of that name marks `what` as deprecated, and the cell calls it."""
+    text = f"import {by} as by\n@by.deprecated('goes soon')\n{what}\n"
+    return f"there = {{'__name__': {module!r}}}\nexec({text!r}, there)\nimport warnings\n{call}"
+
+
+MARKERS = ["typing_extensions"] + ["warnings"] * hasattr(warnings, "deprecated")
+
+
+def test_what_is_marked_as_deprecated_is_seen_where_it_is_called(tmp_path):
+    function, kind = ("def f():\n    return 1", "there['f']()"), ("class C:\n    pass", "there['C']()")
+    explicit = "import warnings\nwarnings.warn_explicit('goes soon', {}, 'x.py', 7, {!r})"
+    cells = {
+        f"{what}, {by}, {module}": toys.code(deprecates(module, by, *what), "nbval-ignore-output")
+        for what in (function, kind)
+        for by in MARKERS
+        for module in ("jax.nn", "numpy")
+    }  # fmt: skip
+    cells = {name: cell | {"outputs": toys.code("", prints="1")["outputs"]} for name, cell in cells.items()}
+    cells["explicit, flax"] = toys.code(explicit.format("FutureWarning", "flax.core"))
+    cells["explicit, numpy"] = toys.code(explicit.format("FutureWarning", "numpy"))
+    cells["explicit, no deprecation"] = toys.code(explicit.format("UserWarning", "flax"))
+    faults, _ = run_toy(tmp_path, cells)
+    assert {name for name, lines in faults.items() if lines} == {n for n in cells if "jax" in n or n.endswith("flax")}
+    lines = [line for mine in faults.values() for line in mine]
+    assert all("Warning by jax.nn, from __main__, line 4" in line or " by flax.core," in line for line in lines)
+
+
 @pytest.mark.parametrize("gpu", [False, True], ids=["without a GPU", "with a GPU"])
 def test_gpu_cells_are_compared_on_a_gpu_only(tmp_path, monkeypatch, gpu):
     fake = tmp_path / "nvidia-smi"
@@ -240,7 +274,65 @@ def test_claims_of_another_device_are_not_judged_by_the_saved_results(tmp_path):
     assert claim_faults(nb, QUICK.stem) is None
 
 
+def test_another_model_of_the_device_is_another_device():
+    nb = notebook_files.read(QUICK)
+    for cell in (start_cell(nb), cell_with(nb, "lab.summary()")):
+        replace(cell["outputs"], "NVIDIA H200", "NVIDIA H200 NVL")
+    assert claim_faults(nb, QUICK.stem) is None
+
+
+@pytest.mark.parametrize("text", ["lab.start(", "lab.summary()"])
+def test_a_notebook_that_names_two_devices_is_red(text):
+    """Or else another name in the start would keep a flipped verdict from being looked at."""
+    nb = notebook_files.read(QUICK)
+    replace(cell_with(nb, text)["outputs"], "NVIDIA H200", "NVIDIA L4")
+    (fault,) = claim_faults(nb, QUICK.stem)
+    assert "NVIDIA H200" in fault and "NVIDIA L4" in fault
+    start_cell(nb)["outputs"] = []
+    (fault,) = claim_faults(nb, QUICK.stem)
+    assert "started on no device" in fault
+
+
 # --- the command
+
+
+def test_saved_results_of_another_schema_end_it_before_anything_runs(tmp_path, monkeypatch):
+    bad = tmp_path / "nvidia-h200.jsonl"
+    bad.write_text('{"schema": 0}\n')
+    monkeypatch.setattr(records, "RESULTS", tmp_path)
+    monkeypatch.setattr(validation, "_run", None)  # no run can begin
+    with pytest.raises(ValueError, match=f"^{bad}, line 1: a record of schema 0"):
+        validation.main([notebook_files.describe(path) for path in NOTEBOOKS], tmp_path / "out")
+
+
+def alive(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize("to", [os.kill, os.killpg], ids=["the command", "its group, as a terminal does"])
+def test_ctrl_c(tmp_path, to):
+    """It ends what runs and starts nothing more: no queued notebook, and none for a second time."""
+    began = f"import os, pathlib, time\n(pathlib.Path({str(tmp_path)!r}) / f'{{os.getpid()}}.pid').touch()"
+    for n in range(validation.AT_ONCE + 2):
+        nb = toys.notebook(toys.parameters(), toys.code(f"{began}\ntime.sleep(60)"))
+        nb["cells"].insert(0, nb["cells"].pop())  # no cell has an outcome yet: nbval would get a second try
+        beside(tmp_path / "notebooks", nb, f"0{n}_toy")
+
+    def pids():
+        return [int(file.stem) for file in tmp_path.glob("*.pid")]
+
+    running = subprocess.Popen(
+        [sys.executable, "-m", "attnlab", "validate"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, start_new_session=True,
+    )  # fmt: skip
+    wait_for(lambda: running.poll() is not None or len(pids()) == validation.AT_ONCE, 60)
+    family = psutil.Process(running.pid).children(recursive=True)
+    assert set(pids()) <= {process.pid for process in family}
+    to(running.pid, signal.SIGINT)
+    _, errors = running.communicate(timeout=20)
+    assert (running.returncode, errors) == (130, "attnlab: stopped\n")
+    wait_for(lambda: not any(alive(process.pid) for process in family), 5)
+    assert len(pids()) == validation.AT_ONCE
 
 
 def test_the_command_goes_on_after_a_red_notebook(tmp_path, capsys):

@@ -5,7 +5,8 @@ saved results, nbval finds in a run what it compares, every cell that shows some
 JAX, flax nor TransformerEngine warns that what it uses will go.
 """
 
-import concurrent.futures
+import asyncio
+import contextlib
 import dataclasses
 import difflib
 import html
@@ -52,21 +53,30 @@ class Validation:
 def main(notebooks: list[CourseNotebook], out="build/validate") -> int:
     """Validate `notebooks` and say what was found; pages of red ones and JUnit files go into the folder `out`.
 
+    Ctrl-C, and an error that is no fault of a notebook, end the runs with their kernels and pass through.
+
     Returns:
       0, or 1 when one of them is not as committed.
     """
-    out = pathlib.Path(out)
-    red, began = [], time.perf_counter()
-    with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
-        running = [pool.submit(validate, nb.path, out) for nb in notebooks]
-        for n, done in enumerate(concurrent.futures.as_completed(running), 1):
-            found = done.result()
-            print(f"[{n}/{len(notebooks)}] {found}", flush=True)
-            if found.faults:
-                red.append(found.name)
-                more = len(found.faults) - SHOWN
-                lines = found.faults[:SHOWN] + ([f"and {more} more"] if more > 0 else [])
-                print("".join(f"  {line}\n" for line in [*lines, f"page: {out / found.name}.html"]), end="", flush=True)
+    return asyncio.run(_validate_all(notebooks, pathlib.Path(out)))
+
+
+async def _validate_all(notebooks: list[CourseNotebook], out: pathlib.Path) -> int:
+    gate, done, red, began = asyncio.Semaphore(AT_ONCE), 0, [], time.perf_counter()
+
+    async def one(path):
+        nonlocal done
+        async with gate:
+            found = await _validate(path, out)
+        done += 1
+        print(f"[{done}/{len(notebooks)}] {found}", flush=True)
+        if found.faults:
+            red.append(found.name)
+            more = len(found.faults) - SHOWN
+            lines = found.faults[:SHOWN] + ([f"and {more} more"] if more > 0 else [])
+            print("".join(f"  {line}\n" for line in [*lines, f"page: {out / found.name}.html"]), end="", flush=True)
+
+    await asyncio.gather(*(one(nb.path) for nb in notebooks))
     green, seconds = len(notebooks) - len(red), time.perf_counter() - began
     names = f"; red: {', '.join(sorted(red))}" if red else ""
     print(f"{green} of {len(notebooks)} notebooks are as committed ({seconds:.0f} s){names}", flush=True)
@@ -78,7 +88,10 @@ def validate(path, out) -> Validation:
 
     NAME.xml (JUnit) goes into the folder `out`, and NAME.html, a page with each fault, when there are any.
     """
-    path, out = pathlib.Path(path), pathlib.Path(out)
+    return asyncio.run(_validate(pathlib.Path(path), pathlib.Path(out)))
+
+
+async def _validate(path: pathlib.Path, out: pathlib.Path) -> Validation:
     out.mkdir(parents=True, exist_ok=True)
     page, junit, began = out / f"{path.stem}.html", out / f"{path.stem}.xml", time.perf_counter()
     for old in (page, junit):
@@ -90,11 +103,11 @@ def validate(path, out) -> Validation:
         if claims is None:
             found.note = "; its outputs are of another device than the saved results: claims not looked at"
         found.faults += claims or []
-        found.cells, deprecations = nbval(path, out)
+        found.cells, deprecations = await _nbval(path.resolve(), junit.resolve())
         found.faults += _stripped(nb, found.cells) + _not_excepted(nb, deprecations)
     except NotebookError:
         pass  # check says it
-    except NbvalError as e:
+    except _NbvalError as e:
         found.faults.append(str(e))
     _write_junit(junit, found)
     found.faults += [_said_of(nb, r) for r in found.cells if r["failed"]]
@@ -121,29 +134,35 @@ def _write_junit(path: pathlib.Path, found: Validation) -> None:
 
 
 CLAIMS = r"lab\.(claim|summary)\(([^()]*)\)"
+SUMMARY = "What you saw, on "
 
 
 def claim_faults(nb: dict, name: str) -> list[str] | None:
     """One line a claim whose committed row is not what the ledger says of the saved results.
 
-    None when the notebook's outputs are of another device than the saved results.
+    None when the notebook's outputs are of another device than the saved results. What its start and its summary
+    say of the device must agree: otherwise a word in the start could keep every verdict from being looked at.
     """
-    if not any(re.search(CLAIMS, source(c)) for c in code_cells(nb)):
+    cells = [(n, c) for n, c in enumerate(nb["cells"], 1) if c["cell_type"] == "code"]
+    if not any(re.search(CLAIMS, source(c)) for _, c in cells):
         return []
-    saved = records.saved()
-    device = saved[0].env["device"] if saved else None
-    start = next((c for c in code_cells(nb) if "lab.start(" in source(c)), None)
-    if not device or start is None or device not in "".join(_texts(start, "text/plain")):
+    saved, device = records.saved(), notebook_files.device_of(nb)
+    titles = [(n, shown["text/plain"].splitlines()[0]) for n, c in cells for shown in _tables_of(c)]
+    if faults := [
+        f"cell {n}: is titled {title!r}, and the notebook started on {device or 'no device'}: make regenerate"
+        for n, title in titles
+        if title.startswith(SUMMARY) and title != f"{SUMMARY}{device}"
+    ]:
+        return faults
+    if not saved or device != saved[0].env.get("device"):
         return None
-    faults = []
-    for number, cell in enumerate(nb["cells"], 1):
-        if cell["cell_type"] == "code":
-            faults += [f"cell {number}: {what}" for what in _claims_of(cell, name, saved, device)]
-    return faults
+    return [f"cell {n}: {what}" for n, c in cells for what in _claims_of(c, name, saved, device)]
 
 
-def _texts(cell: dict, mime: str) -> list[str]:
-    return [joined(o["data"][mime]) for o in cell["outputs"] if mime in o.get("data", {})]
+def _tables_of(cell: dict) -> list[dict]:
+    """The tables of claims that a cell shows, each as text by mime type."""
+    bundles = [{mime: joined(text) for mime, text in o.get("data", {}).items()} for o in cell["outputs"]]
+    return [b for b in bundles if "verdict here" in b.get("text/plain", "")]
 
 
 def _claims_of(cell: dict, notebook: str, saved, device: str):
@@ -157,12 +176,8 @@ def _claims_of(cell: dict, notebook: str, saved, device: str):
         if unknown or not names:
             yield f"lab.{what}({given}) names {', '.join(unknown) or 'no claim'}: write names that the ledger has"
             return
-        wanted.append(_table(names, saved, f"What you saw, on {device}" if what == "summary" else None))
-    shown = [
-        {mime: joined(text) for mime, text in o["data"].items()}
-        for o in cell["outputs"]
-        if "verdict here" in joined(o.get("data", {}).get("text/plain", ""))
-    ]
+        wanted.append(_table(names, saved, f"{SUMMARY}{device}" if what == "summary" else None))
+    shown = _tables_of(cell)
     if len(shown) != len(wanted):
         yield f"shows {len(shown)} tables of claims, and its code {len(wanted)}: run it again (make regenerate)"
         return
@@ -191,29 +206,27 @@ def _plain(bundle: dict) -> dict:
 # --- nbval
 
 
-class NbvalError(Exception):
+class _NbvalError(Exception):
     """nbval came to no result; the message says why."""
 
 
-def nbval(path, reports) -> tuple[list[dict], list[dict]]:
-    """Run nbval on the notebook at `path`, with the conftest.py beside it. JUnit goes to NAME.xml in `reports`.
+async def _nbval(path: pathlib.Path, junit: pathlib.Path) -> tuple[list[dict], list[dict]]:
+    """Run nbval on the notebook at `path`, with the conftest.py beside it, and let it write the file `junit`.
 
     Returns:
       One dictionary a code cell, as notebooks/conftest.py writes them, and the deprecations that
       `_record_deprecations` wrote.
 
     Raises:
-      NbvalError: it ran no cell, took too long, or says something else than its cells.
+      _NbvalError: it ran no cell, took too long, or says something else than its cells.
     """
-    path, reports = pathlib.Path(path).resolve(), pathlib.Path(reports).resolve()
-    reports.mkdir(parents=True, exist_ok=True)
     command = [
         sys.executable, "-m", "pytest", "--nbval", "--nbval-current-env", f"--nbval-cell-timeout={CELL_SECONDS}",
-        "-o", "addopts=", "-p", "no:cacheprovider", "-q", "--color=no",
-        f"--junitxml={reports / path.stem}.xml", str(path),
+        "-o", "addopts=", "-p", "no:cacheprovider", "-q", "--color=no", f"--junitxml={junit}", str(path),
     ]  # fmt: skip
-    with tempfile.TemporaryDirectory() as folder:
-        cells, warned = (pathlib.Path(folder) / name for name in ("cells.jsonl", "deprecations.jsonl"))
+    # A kernel that was ended just now may still write there.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        cells, warned, said = (pathlib.Path(folder) / name for name in ("cells.jsonl", "deprecations.jsonl", "said"))
         startup = pathlib.Path(folder) / "profile_default" / "startup" / "deprecations.py"
         startup.parent.mkdir(parents=True)
         call = f"_record_deprecations({str(warned)!r})\ndel _record_deprecations\n"
@@ -223,25 +236,42 @@ def nbval(path, reports) -> tuple[list[dict], list[dict]]:
         env |= {"IPYTHONDIR": folder, "ATTNLAB_NBVAL_OUTPUTS": str(cells), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
         for _ in range(2):  # no cell ran: another kernel that starts now may have taken its ports
             try:
-                done = subprocess.run(
-                    command, capture_output=True, text=True, timeout=NOTEBOOK_SECONDS, env=env, cwd=path.parent
-                )
-            except subprocess.TimeoutExpired:
+                async with asyncio.timeout(NOTEBOOK_SECONDS):
+                    status = await _run(command, said, env=env, cwd=path.parent)
+            except TimeoutError:
                 words = f"{path}: nbval was stopped after {NOTEBOOK_SECONDS} s: run the notebook alone"
-                raise NbvalError(words) from None
+                raise _NbvalError(words) from None
             if cells.exists():
                 break
-        watched = warned.exists()
         results, deprecations = (
-            [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
+            [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else None
             for file in (cells, warned)
         )
-    if not results or (done.returncode != 0) != any(r["failed"] for r in results):
-        words = " ".join((done.stdout + done.stderr).split())[-600:]
-        raise NbvalError(f"{path}: nbval ended with status {done.returncode} after {len(results)} cells: {words}")
-    if not watched:
-        raise NbvalError(f"{path}: its kernel did not watch for deprecations: IPython ran no startup file")
+        words = " ".join(said.read_text(encoding="utf-8", errors="replace").split())[-600:]
+    if not results or (status != 0) != any(r["failed"] for r in results):
+        raise _NbvalError(f"{path}: nbval ended with status {status} after {len(results or [])} cells: {words}")
+    if deprecations is None:
+        raise _NbvalError(f"{path}: its kernel did not watch for deprecations: IPython ran no startup file")
     return results, deprecations
+
+
+async def _run(command: list[str], said: pathlib.Path, **how) -> int:
+    """The exit status of `command`; when this task is cancelled it ends, with all that it started."""
+    import psutil
+
+    with said.open("wb") as to:  # no pipe: what a cell left running would hold it open
+        child = await asyncio.create_subprocess_exec(*command, stdout=to, stderr=subprocess.STDOUT, **how)
+    try:
+        return await child.wait()
+    finally:
+        if child.returncode is None:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                nbval = psutil.Process(child.pid)
+                nbval.suspend()  # so that it starts no other kernel now
+                for process in [*nbval.children(recursive=True), nbval]:
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        process.kill()
+            await child.wait()
 
 
 def _said_of(nb: dict, result: dict) -> str:
@@ -277,35 +307,53 @@ def _record_deprecations(path):
 
     It runs in a notebook's kernel, from a startup file that holds its source: it needs nothing from outside.
     No filter is changed, so that cells show what they always show; a filter hides nothing from it either.
+
+    Seen is what goes through `warnings.warn`, `warnings.warn_explicit` and the decorator `deprecated` (PEP 702).
+    Not seen: warnings of C++ code, of subprocesses, and of a deprecated class that only gets a subclass.
     """
     import json
     import sys
     import warnings
 
     open(path, "w").close()  # says that it runs
-    issued = warnings.warn
     cell = {"source": ""}
 
+    def name(frame):
+        return frame.f_globals.get("__name__", "?")
+
     def place(frame):
-        return f"{frame.f_globals.get('__name__', '?')}, line {frame.f_lineno}"
+        return f"{name(frame)}, line {frame.f_lineno}"
+
+    def record(message, category, by=None):
+        """Note a warning that the caller's caller issues; `by` names its module where that is another."""
+        kind = type(message) if isinstance(message, Warning) else category
+        if not kind or not issubclass(kind, (DeprecationWarning, PendingDeprecationWarning, FutureWarning)):
+            return
+        frames = [sys._getframe(2)]
+        while frames[-1].f_back:
+            frames.append(frames[-1].f_back)
+        if name(frames[0]) in ("warnings", "_py_warnings", "typing_extensions"):
+            # A wrapper by `deprecated`: what it wraps, in `arg`, says whose warning it is.
+            by = getattr(frames.pop(0).f_locals.get("arg"), "__module__", None)
+        by = by or name(frames[0])
+        if by.split(".")[0] in ("jax", "jaxlib", "flax", "transformer_engine"):
+            ours = [i for i, f in enumerate(frames) if name(f).split(".")[0] in ("attnlab", "__main__")] or [0]
+            line = {"by": by if by != name(frames[0]) else place(frames[0]), "kind": kind.__name__}
+            line |= {"from": place(frames[ours[0]]), "through": place(frames[max(ours[0] - 1, 0)])}
+            with open(path, "a", encoding="utf-8") as f:
+                f.write(json.dumps(line | cell | {"message": str(message)}) + "\n")
+
+    issued, issued_explicitly = warnings.warn, warnings.warn_explicit
 
     def warn(message, category=None, stacklevel=1, *args, **kwargs):
-        kind = type(message) if isinstance(message, Warning) else category
-        if kind and issubclass(kind, (DeprecationWarning, PendingDeprecationWarning, FutureWarning)):
-            frames, frame = [], sys._getframe(1)
-            while frame:
-                frames.append(frame)
-                frame = frame.f_back
-            packages = [f.f_globals.get("__name__", "").split(".")[0] for f in frames]
-            if packages[0] in ("jax", "jaxlib", "flax", "transformer_engine"):
-                ours = [i for i, p in enumerate(packages) if p in ("attnlab", "__main__")] or [0]
-                line = {"by": place(frames[0]), "kind": kind.__name__, "message": str(message)}
-                line |= {"from": place(frames[ours[0]]), "through": place(frames[max(ours[0] - 1, 0)])}
-                with open(path, "a", encoding="utf-8") as f:
-                    f.write(json.dumps(line | cell) + "\n")
+        record(message, category)
         return issued(message, category, stacklevel + 1, *args, **kwargs)
 
-    warnings.warn = warn
+    def warn_explicit(message, category, filename, lineno, module=None, *args, **kwargs):
+        record(message, category, module)
+        return issued_explicitly(message, category, filename, lineno, module, *args, **kwargs)
+
+    warnings.warn, warnings.warn_explicit = warn, warn_explicit
     get_ipython().events.register("pre_run_cell", lambda info: cell.update(source=info.raw_cell))  # noqa: F821
 
 
