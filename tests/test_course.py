@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 
+import jax
 import pytest
 
 import toy_notebooks as toys
@@ -147,7 +148,7 @@ def finding(device):
 def test_report_refuses(tmp_path, capsys, lines, words):
     for n, line in enumerate(lines):
         (tmp_path / f"{n}.jsonl").write_text(line + "\n")
-    assert cli.main(["report", "--results", str(tmp_path), "--out", str(tmp_path / "report")]) == 1
+    assert cli.main(["report", "--results", str(tmp_path), "--out", str(tmp_path / "report")]) == 1 + ("line" in words)
     captured = capsys.readouterr()
     assert words in captured.err and captured.err.count("\n") == 1
     assert not (tmp_path / "report").exists()
@@ -159,7 +160,11 @@ def test_report_refuses(tmp_path, capsys, lines, words):
         (["run", "-p", "repeat=3"], "no parameter 'repeat' in the chosen notebooks; did you mean repeats?"),
         (["run", "02", "-p", "size=3"], "no parameter 'size' in 02_three. There are: repeats, name."),
         (["run", "-p", "repeats"], "write NAME=VALUE"),
+        (["run", "-p", "REPEAT=3"], "no parameter 'REPEAT' in the chosen notebooks; did you mean repeats?"),
+        (["run", "-p", "repeats=3", "-p", "repeats=4"], "repeats is set twice"),
         (["run", "02_tree"], "did you mean 02_three?"),
+        (["run", ""], "no notebook ''"),
+        (["run", "elsewhere/00_one.ipynb"], "elsewhere/00_one.ipynb is not in"),
         (["run", "9"], "no notebook '9'. There are: 00_one"),
         (["walk"], "invalid choice: 'walk'"),
         ([], "COMMAND"),
@@ -178,6 +183,14 @@ def test_wrong_usage_is_one_line_before_anything_runs(tmp_path, capsys, argument
     assert not (tmp_path / "build").exists()
 
 
+def test_a_run_never_writes_over_the_notebooks(tmp_path, capsys, monkeypatch):
+    before = contents(write_course(tmp_path / "notebooks"))
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["run", "--out", "."]) == 2
+    assert "would put executed copies in place of the notebooks" in capsys.readouterr().err
+    assert contents(tmp_path / "notebooks") == before and os.listdir(tmp_path) == ["notebooks"]
+
+
 def test_no_notebooks(tmp_path, capsys):
     assert cli.main(["run", "--notebooks", str(tmp_path / "none")]) == 1
     assert "--notebooks DIR" in capsys.readouterr().err
@@ -191,12 +204,15 @@ def test_what_is_asked_for(tmp_path):
     assert (found[0].title, found[0].minutes, found[0].needs) == ("one & more", 5, "nothing")
     assert found[0].parameters == {"repeats": "5", "name": "'x'"}
     assert course.choose(found, []) == found
-    assert course.choose(found, ["02_three", "notebooks/01_two.ipynb", "1"]) == found[1:3]
+    assert course.choose(found, ["02_three", str(tmp_path / "01_two.ipynb"), "1"]) == found[1:3]
 
 
 def test_values_are_parsed_and_must_fit_the_notebooks_own(tmp_path):
     toys.write(tmp_path / "00_one.ipynb", toys.notebook(toys.parameters("size = None\nrepeats = 5\nlengths = (1, 2)")))
     found = notebook_files.course_notebooks(tmp_path)
+    toys.write(tmp_path / "01_two.ipynb", toys.notebook(toys.parameters("LENGTHS = (1, 2)")))
+    with pytest.raises(course.BadRequest, match="did you mean LENGTHS"):
+        course.parse_parameters(["LENGHTS=(1,)"], notebook_files.course_notebooks(tmp_path))
     for text, value in {"3": 3, "None": None, "(4, 128)": [4, 128], "'3'": "3", "a=b": "a=b", "": ""}.items():
         assert course.parse_parameters([f"size={text}"], found) == {"size": value}
     assert course.parse_parameters(["repeats=7", "lengths=(8, 9)"], found) == {"repeats": 7, "lengths": [8, 9]}
@@ -246,6 +262,24 @@ def test_ctrl_c(tmp_path):
     assert (tmp_path / "build" / "00_quick.html").exists()
     assert "stopped in cell 2 of 3" in (tmp_path / "build" / "index.html").read_text()
     wait_for(lambda: not os.path.exists(f"/proc/{pid_file.read_text()}/cmdline"), 10)  # the kernel is gone too
+
+
+def test_the_bench_runs_a_notebook_cold_and_warm(tmp_path, capsys):
+    compiled = (
+        "import jax, time\nfrom attnlab import session, timing\nsession.keep_compiled(os.environ['ATTNLAB_CACHE'])\n"
+        "print(timing.compile_timed(lambda x: x * 2, 1.0)[1])"
+    )
+    cells = [toys.code("import os\nimport time\n\ntime.sleep(0.3)"), toys.code(compiled)]
+    toys.write(tmp_path / "nb" / "00_good.ipynb", toys.notebook(toys.parameters(), *cells))
+    toys.write(tmp_path / "nb" / "01_bad.ipynb", toys.notebook(toys.parameters(), toys.code("1/0")))
+    assert cli.main(["bench", "--notebooks", str(tmp_path / "nb"), "--out", str(tmp_path / "out")]) == 1
+    said = capsys.readouterr().out
+    assert "01_bad  failed" in said and "ZeroDivisionError" in said and "\n01_bad " not in said
+    assert len([line for line in said.splitlines() if line.startswith("00_good ")]) == 1 + 3
+    assert "time.sleep(0.3)" in said  # a cell is known by its first line of work
+    cold, warm = (outputs(tmp_path / "out" / "00_good" / f"{kind}.ipynb") for kind in ("cold", "warm"))
+    kept = jax.__version_info__ >= (0, 10)
+    assert "None" not in cold and ("None" in warm) == kept and ("No program was kept" in said) != kept
 
 
 def test_a_bar_on_a_terminal(tmp_path):

@@ -87,6 +87,8 @@ BAD_LINES = {
     "a shape of three": (edited(shape=[1, 2, 3]), "shape"),
     "a kernel without time": (edited(kernels=[["gemm"]]), ""),
     "kernels that are a number": (edited(kernels=3), ""),
+    "a shape of lists": (edited(shape=[[1]] * 6), "shape"),
+    "brackets without end": ("[" * 100_000, "JSON"),
     "a time that is none": (edited(p20=None), "p20 is None"),
     "a clock that is none": (edited(clock=None), "clock is None"),
     "no environment": (edited(env=None), "env is None"),
@@ -115,10 +117,10 @@ def test_results_are_found_as_a_file_a_folder_or_a_saved_device(tmp_path):
     assert [r.name for r in records.load(tmp_path)] == ["a", "b"]
     assert [r.name for r in records.load(tmp_path / "b.jsonl")] == ["b"]
     assert records.load("nvidia-h200") == records.saved()
-    with pytest.raises(LookupError, match="no results at nvidia-h100: give a file .* nvidia-h200"):
+    with pytest.raises(records.BadRecords, match="no results at nvidia-h100: give a file .* nvidia-h200"):
         records.load("nvidia-h100")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(LookupError, match="no records in .*empty: run the course first"):
+    with pytest.raises(records.BadRecords, match="no records in .*empty: run the course first"):
         records.load(tmp_path / "empty")
 
 

@@ -159,19 +159,27 @@ def started(folder, *arguments):
     return subprocess.Popen(command, cwd=folder, start_new_session=True, **pipes)
 
 
-def test_ctrl_c_is_clean(here):
+@pytest.mark.parametrize("ended_by", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_ctrl_c_and_other_ends_are_clean(here, ended_by):
     wait = "import os, pathlib, time\npathlib.Path(os.environ['TMPDIR'], 'pid').write_text(str(os.getpid()))\n"
     path, pid = write("notebooks", "00_one", wait + "time.sleep(60)"), here / "tmp" / "pid"
     before = path.read_bytes()
     running = started(here)
     wait_for(lambda: running.poll() is not None or pid.exists() and pid.read_text(), 60)
-    os.killpg(running.pid, signal.SIGINT)
+    os.killpg(running.pid, ended_by)
     said, errors = running.communicate(timeout=30)
     assert (running.returncode, errors) == (130, "")
-    assert "stopped: 00_one in cell 3 of 4; it is as it was" in said
+    assert "stopped: 00_one in cell 3 of 4, and is as it was" in said
     assert path.read_bytes() == before and os.listdir("notebooks") == ["00_one.ipynb"]
     assert os.listdir("tmp") == ["pid"]
     wait_for(lambda: not os.path.exists(f"/proc/{pid.read_text()}/cmdline"), 10)
+
+
+def test_what_a_killed_run_left_is_removed(here):
+    write("notebooks")
+    left = here / "notebooks" / f".00_one.ipynb.1{files.NEW}"
+    left.write_text("half")
+    assert run() == 0 and not left.exists()
 
 
 def test_a_second_run_on_the_same_notebooks_is_refused_and_disturbs_nothing(here, capsys):
@@ -189,9 +197,17 @@ def test_a_second_run_on_the_same_notebooks_is_refused_and_disturbs_nothing(here
 
 
 def test_recorded_compile_times_are_of_compilations(here, monkeypatch):
-    monkeypatch.setenv("ATTNLAB_CACHE", str(here / "cache"))
-    path = write("notebooks", "00_one", "import os\nprint('cache', os.environ.get('ATTNLAB_CACHE'))")
-    assert run() == 0 and "cache None" in printed(path)
+    for name in ("ATTNLAB_CACHE", "JAX_COMPILATION_CACHE_DIR"):
+        monkeypatch.setenv(name, str(here / "cache"))
+    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    compiled = (
+        "import attnlab as lab\nlab.start('00_one')\n"
+        "print('compiled', lab.timing.compile_timed(lambda x: x * 2 + 1, 1.0)[1] is not None)"
+    )
+    for _ in range(2):  # the second run would find it
+        path = write("notebooks", "00_one", compiled)
+        assert run() == 0 and "compiled True" in printed(path)
+    assert not (here / "cache").exists()
 
 
 def test_two_bars_on_a_terminal(here):
@@ -256,30 +272,77 @@ def test_a_kernel_of_another_name_is_this_python(here):
 
 def test_outputs_of_a_gpu_are_not_replaced_by_those_of_a_cpu(here, capsys):
     path = write("notebooks")
-    gpu = {"device": "NVIDIA H200", "kind": "gpu"}
-    (here / "notebooks" / "results").mkdir()
-    records.Records([records.Finding(name="n", value=1, notebook="00_one", env=gpu)]).write(
-        "notebooks/results/nvidia-h200.jsonl"
-    )
+    gpu_records()
     before = path.read_bytes()
     assert run() == 2
     assert "00_one: the outputs are of an NVIDIA H200" in capsys.readouterr().err and path.read_bytes() == before
     assert run("--out", "new") == 0
 
 
+def gpu_records(folder="notebooks/results"):
+    """What a run of 00_one on a GPU left."""
+    os.makedirs(folder)
+    gpu = {"device": "NVIDIA H200", "kind": "gpu"}
+    records.Records([records.Finding(name="n", value=1, notebook="00_one", env=gpu)]).write(
+        f"{folder}/nvidia-h200.jsonl"
+    )
+
+
+def test_nor_where_jax_computes_on_the_cpu_beside_a_gpu(here, capsys, monkeypatch):
+    fake = here / "bin" / "nvidia-smi"
+    fake.parent.mkdir()
+    fake.write_text("#!/bin/sh\necho 'NVIDIA H200'\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{fake.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    path = write("notebooks")
+    gpu_records()
+    before = path.read_bytes()
+    assert run() == 1
+    said = capsys.readouterr().out
+    assert "the outputs are of an NVIDIA H200, and here they would be of a CPU" in said and "records:" not in said
+    assert path.read_bytes() == before and os.listdir("notebooks/results") == ["nvidia-h200.jsonl"]
+
+
+def test_the_notebooks_own_folder_as_out_is_in_place(here, capsys):
+    write("notebooks")
+    gpu_records()
+    assert run("--out", "notebooks") == 2 and "the outputs are of an NVIDIA H200" in capsys.readouterr().err
+
+
+def test_what_was_saved_while_it_ran_stays(here, capsys):
+    edit = "import pathlib\npath = pathlib.Path({!r})\npath.write_text(path.read_text().replace('How often', 'Mine'))"
+    path = write("notebooks", "00_one", edit.format(str(here / "notebooks" / "00_one.ipynb")))
+    assert run() == 1
+    assert "was changed while it ran, and stays as it is now" in capsys.readouterr().out
+    assert "Mine" in path.read_text() and "old" in printed(path) and not os.path.exists("notebooks/results")
+
+
+def test_ctrl_c_while_files_are_replaced_comes_after(here, capsys, monkeypatch):
+    path, write_all = write("notebooks"), files.write_all
+
+    def interrupted(texts):
+        os.kill(os.getpid(), signal.SIGINT)
+        write_all(texts)
+
+    monkeypatch.setattr(files, "write_all", interrupted)
+    assert run() == 130
+    assert "stopped: 00_one and is regenerated" in capsys.readouterr().out
+    assert "repeats 5" in printed(path) and records.load("notebooks/results").finding("repeats") == 5
+
+
 @pytest.mark.parametrize("line", ['{"schema": 99, "kind": "Finding"}', "{", '{"schema": 1, "kind": "Finding", "x": 1}'])
-def test_records_that_can_not_be_read_are_named_and_kept(here, capsys, line):
+def test_records_that_can_not_be_read_are_named_before_anything_runs(here, capsys, line):
     path, saved = write("notebooks"), here / "notebooks" / "results" / "nvidia-test-1.jsonl"
     saved.parent.mkdir()
     saved.write_text(line + "\n")
     before = path.read_bytes()
-    assert run("--out", "new") == 0  # they are not in its way
-    shutil.copy(saved, "new/results")
-    made = pathlib.Path("new/00_one.ipynb").read_bytes()
-    assert run("--out", "new") == 1
-    assert "nvidia-test-1.jsonl, line 1" in capsys.readouterr().out
-    assert pathlib.Path("new/00_one.ipynb").read_bytes() == made
+    for arguments in ([], ["--dry-run"]):
+        assert run(*arguments) == 2
+        captured = capsys.readouterr()
+        assert "nvidia-test-1.jsonl, line 1" in captured.err and captured.err.count("\n") == 1 and not captured.out
     assert saved.read_text() == line + "\n" and path.read_bytes() == before
+    assert run("--out", "new") == 0  # they are not in its way
 
 
 def test_nan_among_the_results_is_kept_as_such(here):
@@ -333,7 +396,7 @@ def test_a_disk_that_fills_while_it_runs_costs_nothing(here):
     )
     done, left = on_small_disk(here, fill, size="2m", full=False)
     assert done.returncode == 1 and done.stderr == ""
-    assert "it could not be put in place, and nothing was replaced" in done.stdout
+    assert "it could not be put in place, and nothing was replaced" in done.stdout and "records:" not in done.stdout
     assert "No space left on device" in done.stdout and "the failed run is build/failed/00_one.ipynb" in done.stdout
     assert pathlib.Path("build/failed/00_one.ipynb").exists() and sorted(left) == ["00_one.ipynb", "fill"]
 
@@ -359,7 +422,10 @@ def test_all_files_are_written_or_none(tmp_path):
     (tmp_path / "missing").write_text("a file where a folder is wanted")
     with pytest.raises(OSError):
         files.write_all({one: "new", two: "new"})
-    assert one.read_text() == "old" and sorted(os.listdir(tmp_path)) == ["missing", "one"]
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError):  # one is in place already when the other can't be
+        files.write_all({one: "new", tmp_path / "four": "new", tmp_path / "folder": "new"})
+    assert one.read_text() == "old" and sorted(os.listdir(tmp_path)) == ["folder", "missing", "one"]
     one.chmod(0o600)
     files.write_all({one: "new", tmp_path / "three": "3"})
     assert (one.read_text(), one.stat().st_mode & 0o777) == ("new", 0o600)

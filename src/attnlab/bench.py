@@ -1,57 +1,65 @@
 """`attnlab bench`: the course cold and warm, the seconds of each notebook and of its slowest cells.
 
-Cold means that JAX compiles everything; warm, that it finds in its persistent cache what the cold run compiled.
-The kernel's start and papermill's bookkeeping are in a notebook's seconds, as a reader has them.
+Cold means that JAX's persistent cache is empty when a notebook starts; warm, that it holds what the cold run
+compiled. The kernel's start is in a notebook's seconds, as a reader has it.
 """
 
 import pathlib
 import shutil
 
 from attnlab import course
-from attnlab.device import nvidia_smi
 from attnlab.display import format_number, show_table
 from attnlab.notebook_files import CourseNotebook, code_cells, read, source, tags
 
 SLOWEST = 3  # cells shown of each notebook
-BUDGET = {"GPU": 60, "CPU": 20}  # seconds that a notebook may take, cold; a CPU means two cores
-BUDGET_OF_SWEEPS = {"GPU": 180, "CPU": 30}
 
 
 def main(notebooks: list[CourseNotebook], out) -> int:
-    """Run each notebook cold and warm in the folder `out`, and print both tables. 1 if one failed, else 0."""
-    rows, cells, failed = [], [], []
+    """Run each notebook cold and warm in the folder `out`, and print both tables.
+
+    Returns:
+      0, 1 if a notebook failed, 130 if Ctrl-C stopped it; what was timed before is printed.
+    """
+    out, status = pathlib.Path(out), 0
+    rows, cells = [], []
     with course.Progress(notebooks) as progress:
         for nb in notebooks:
             progress.start(nb.name)
-            folder = pathlib.Path(out) / nb.name
-            shutil.rmtree(folder, ignore_errors=True)  # an empty cache is what makes it cold
-            runs = []
-            for kind in ("cold", "warm"):
-                copy = folder / f"{kind}.ipynb"
-                outcome = course.execute(nb.path, copy, on_cell=progress.cell, cache=folder / "jax-cache")
-                runs.append((outcome.seconds, seconds_of_cells(copy)))
-                if outcome.problem:
-                    failed.append(f"{nb.name}, {kind}: failed {outcome.where}: {outcome.problem}")
-                    break
-            else:
-                rows.append((nb.name, runs[0][0], runs[1][0], budget(nb)))
-                cells += slowest(nb, runs[0][1], runs[1][1])
+            try:
+                outcome, runs = _cold_and_warm(nb, out / nb.name, progress)
+            except KeyboardInterrupt:
+                status = course.INTERRUPTED
+                break
             progress.finish(outcome)
-    show_table(
-        ["notebook", "cold (s)", "warm (s)", "saved (s)", "may take, cold (s)"],
-        [(name, *map(_seconds, (cold, warm, cold - warm)), f"{may}{' over' * (cold > may)}" if may else None)
-         for name, cold, warm, may in [*rows, ("all", sum(r[1] for r in rows), sum(r[2] for r in rows), 0)]],
-        title="The course cold and warm",
-        aligns=["left"] + ["right"] * 4,
-    )  # fmt: skip
-    show_table(["notebook", "cell", "begins with", "cold (s)", "warm (s)"], cells, title="Its slowest cells")
-    print("\n".join(failed), end="\n" if failed else "")
-    return 1 if failed else 0
+            if outcome.problem:
+                status = 1
+                continue
+            (cold, cold_cells), (warm, warm_cells) = runs
+            rows.append((nb.name, cold, warm))
+            cells += slowest(nb, cold_cells, warm_cells)
+    if rows:
+        rows.append(("all", sum(row[1] for row in rows), sum(row[2] for row in rows)))
+        body = [(name, *map(_seconds, (cold, warm, cold - warm))) for name, cold, warm in rows]
+        headers = ["notebook", "cold (s)", "warm (s)", "saved (s)"]
+        show_table(headers, body, title="The course cold and warm", aligns=["left"] + ["right"] * 3)
+        headers = ["notebook", "cell", "begins with", "cold (s)", "warm (s)"]
+        show_table(headers, cells, title="Its slowest cells")
+        if not any(out.glob("*/jax-cache/*/*")):
+            print("No program was kept: this JAX keeps none on this device, so nothing is warm.")
+    return status
 
 
-def budget(nb: CourseNotebook) -> int:
-    """Seconds that a notebook may take, cold, on this kind of machine."""
-    return (BUDGET_OF_SWEEPS if "sweep" in nb.name else BUDGET)["GPU" if nvidia_smi("-L") else "CPU"]
+def _cold_and_warm(nb: CourseNotebook, folder: pathlib.Path, progress):
+    """The outcome of the last run, and of both (seconds, seconds of each code cell)."""
+    shutil.rmtree(folder / "jax-cache", ignore_errors=True)  # an empty one is what makes it cold
+    runs = []
+    for kind in ("cold", "warm"):
+        copy = folder / f"{kind}.ipynb"
+        outcome = course.execute(nb.path, copy, on_cell=progress.cell, cache=folder / "jax-cache")
+        if outcome.problem:
+            break
+        runs.append((outcome.seconds, seconds_of_cells(copy)))
+    return outcome, runs
 
 
 def seconds_of_cells(copy) -> list[float]:

@@ -6,7 +6,10 @@ Heavy imports stand inside the commands, so that help and refusals come at once.
 import argparse
 import os
 import pathlib
+import signal
 import sys
+
+CLOSED = 141  # what shells report for a program whose reader went away
 
 
 class _Parser(argparse.ArgumentParser):
@@ -89,13 +92,17 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv=None) -> int:
-    """Run one command and return its exit status: 0, 1 (it failed), 2 (wrong usage), 130 (Ctrl-C)."""
+    """Run one command and return its exit status: 0, 1 (it failed), 2 (it can't be done as asked), 130 (Ctrl-C)."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal that can't show "µ" shows "?"
+    if argv is None:  # the command itself: what ends it otherwise, such as a lost connection, is as clean as Ctrl-C
+        for name in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(name, signal.default_int_handler)
     args = _parser().parse_args(argv)
     from attnlab.course import BadRequest
     from attnlab.notebook_files import NotebookError
+    from attnlab.records import BadRecords
 
     try:
         status = args.call(args)
@@ -103,8 +110,8 @@ def main(argv=None) -> int:
         return status
     except BrokenPipeError:  # `attnlab claims | head`: the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more as it ends
-        return 0
-    except BadRequest as e:
+        return CLOSED
+    except (BadRequest, BadRecords) as e:
         return _fail(e, 2)
     except (NotebookError, _CommandError) as e:
         return _fail(e, 1)
@@ -180,12 +187,9 @@ def compare(args) -> int:
 
 
 def claims(args) -> int:
-    from attnlab import course, ledger
+    from attnlab import ledger
 
-    try:
-        return ledger.main(args.results)
-    except (LookupError, ValueError) as e:
-        raise course.BadRequest(e) from e
+    return ledger.main(args.results)
 
 
 def validate(args) -> int:
@@ -239,10 +243,7 @@ def report(args) -> int:
     from attnlab.regenerate import slug
 
     folder = pathlib.Path(args.results)
-    try:
-        found = {path.stem: Records.read(path) for path in sorted(folder.glob("*.jsonl"))}
-    except ValueError as e:
-        raise _CommandError(e) from e
+    found = {path.stem: Records.read(path) for path in sorted(folder.glob("*.jsonl"))}
     records = Records(record for of_one in found.values() for record in of_one)
     if not records:
         raise _CommandError(f"no records in {folder}: run the course first (make run), or give --results DIR")

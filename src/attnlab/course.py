@@ -53,15 +53,19 @@ def choose(notebooks: list[CourseNotebook], wanted: list[str]) -> list[CourseNot
     """The notebooks meant by `wanted`: numbers ("2", "02"), names or paths. None wanted means all.
 
     Raises:
-      BadRequest: one that isn't there, with the nearest that are.
+      BadRequest: one that isn't there, with the nearest that are; a path to a file outside of the course.
     """
     chosen = []
     for word in wanted:
-        name = pathlib.Path(word).name.removesuffix(".ipynb")
-        meant = [nb for nb in notebooks if name == nb.name or name.zfill(2) == nb.number]
+        path = pathlib.Path(word)
+        name = path.name.removesuffix(".ipynb")
+        meant = [nb for nb in notebooks if name == nb.name or name and name.zfill(2) == nb.number]
         if not meant:
             names = [nb.name for nb in notebooks]
             raise BadRequest(f"no notebook {word!r}{_nearest(name, names)} There are: {', '.join(names)}.")
+        if path.name != word and not (path.exists() and path.samefile(meant[0].path)):
+            folder = meant[0].path.parent
+            raise BadRequest(f"{word} is not in {folder}: name one of there, or give --notebooks {path.parent}")
         chosen += meant
     return [nb for nb in notebooks if nb in chosen] or notebooks
 
@@ -78,6 +82,8 @@ def parse_parameters(settings: list[str], notebooks: list[CourseNotebook]) -> di
         name, equals, text = setting.partition("=")
         if not equals:
             raise BadRequest(f"{setting!r} sets no parameter: write NAME=VALUE, for example -p repeats=5")
+        if name in values:
+            raise BadRequest(f"{name} is set twice, by {setting!r} again: say which value is meant")
         if name not in known:
             where = notebooks[0].name if len(notebooks) == 1 else "the chosen notebooks"
             have = ", ".join(known) or "none"
@@ -105,7 +111,8 @@ def _check_kind(nb: CourseNotebook, name: str, text: str, value) -> None:
 
 
 def _nearest(word: str, words: list[str]) -> str:
-    near = difflib.get_close_matches(word.lower(), words, n=2, cutoff=0.5)
+    known = {w.lower(): w for w in words}
+    near = [known[w] for w in difflib.get_close_matches(word.lower(), known, n=2, cutoff=0.5)]
     return f"; did you mean {' or '.join(near)}?" if near else "."
 
 
@@ -123,8 +130,14 @@ def run(notebooks: list[CourseNotebook], out="build", parameters=None, course=No
 
     Returns:
       0, 1 when a notebook failed, 130 when Ctrl-C stopped the run.
+
+    Raises:
+      BadRequest: a folder whose copies would replace the notebooks themselves.
     """
     out = pathlib.Path(out)
+    for nb in notebooks:
+        if (out / "notebooks").resolve() == nb.path.parent.resolve():
+            raise BadRequest(f"--out {out} would put executed copies in place of the notebooks: give another folder")
     for folder in ("notebooks", "results"):
         (out / folder).mkdir(parents=True, exist_ok=True)
     outcomes = []
@@ -196,6 +209,8 @@ def execute(path, copy, parameters=None, on_cell=None, results=None, cell_second
     places = {"ATTNLAB_RESULTS": results, "ATTNLAB_CACHE": cache}
     env = {k: v for k, v in os.environ.items() if k not in places}
     env |= {name: str(pathlib.Path(place).resolve()) for name, place in places.items() if place}
+    if not cache:
+        env["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # nor one of the reader's own
     copy.parent.mkdir(parents=True, exist_ok=True)
     cells = len(code_cells(read(path))) + bool(parameters)
     began, at = time.perf_counter(), 0

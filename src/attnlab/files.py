@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 
+NEW, OLD = ".attnlab-new", ".attnlab-old"  # ends of the names that `write_all` uses for a moment
 SPARE = 2**20  # bytes that must be free beyond what is written
 
 
@@ -55,29 +56,46 @@ def write_all(texts: dict) -> None:
 
     Raises `OSError` with the old files as they were.
     """
-    beside = {}
+    new, old = {}, {}
     try:
         for path, text in texts.items():
             path = pathlib.Path(path).resolve()  # what a link points at, not the link, is replaced
             path.parent.mkdir(parents=True, exist_ok=True)
-            beside[path] = path.with_name(f".{path.name}.{os.getpid()}")
-            with beside[path].open("w", encoding="utf-8") as file:
+            new[path] = path.with_name(f".{path.name}.{os.getpid()}{NEW}")
+            with new[path].open("w", encoding="utf-8") as file:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
             if path.exists():
-                shutil.copymode(path, beside[path])
-        with _no_interrupt():
-            for path, new in beside.items():
-                new.replace(path)
+                old[path] = path.with_name(f".{path.name}.{os.getpid()}{OLD}")
+                shutil.copy2(path, old[path])
+                shutil.copymode(path, new[path])
+        moved = []
+        try:
+            for path in new:
+                moved.append(path)
+                new[path].replace(path)
+        except BaseException:  # Ctrl-C too
+            for path in moved:
+                if path in old:
+                    old[path].replace(path)
+                elif not new[path].exists():
+                    path.unlink()
+            raise
     finally:
-        for new in beside.values():
-            new.unlink(missing_ok=True)
+        for beside in (*new.values(), *old.values()):
+            beside.unlink(missing_ok=True)
+
+
+def remove_left_over(*folders) -> None:
+    """Remove what a killed `write_all` left beside its files; only while nobody else writes there."""
+    for path in (p for folder in folders for end in (NEW, OLD) for p in pathlib.Path(folder).glob(f".*{end}")):
+        path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
-def _no_interrupt():
-    """Hold Ctrl-C back: of two files that belong together, not one may be new."""
+def uninterrupted():
+    """Hold Ctrl-C back until the block has ended; then it comes as ever, as a `KeyboardInterrupt`."""
     held = []
     try:
         handler = signal.signal(signal.SIGINT, lambda *_: held.append(True))

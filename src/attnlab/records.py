@@ -7,6 +7,7 @@ serialises to one JSON line together with the environment that it was made in.
 import dataclasses
 import json
 import math
+import operator
 import pathlib
 from typing import NamedTuple
 
@@ -92,6 +93,10 @@ class Finding:
 KINDS = {"Timing": Timing, "Finding": Finding}
 
 
+class BadRecords(ValueError):
+    """A file that holds no records, or none that this attnlab reads; the message names it and the line."""
+
+
 class MissingRecord(LookupError):
     """No record answers the question; the message says which one was looked for."""
 
@@ -127,7 +132,7 @@ def from_json(line: str) -> Timing | Finding:
 
     try:
         data = json.loads(line)
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise ValueError(f"not a record: {line[:60]!r} is not JSON ({e})") from e
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         found = data.get("schema") if isinstance(data, dict) else None
@@ -138,7 +143,7 @@ def from_json(line: str) -> Timing | Finding:
         raise ValueError(f"unknown kind of record in {line[:60]!r}: known are {', '.join(KINDS)}")
     try:
         if data.get("shape"):
-            data["shape"] = Shape(*data["shape"])
+            data["shape"] = Shape(*map(operator.index, data["shape"]))
         if "kernels" in data:
             data["kernels"] = tuple((name, ms) for name, ms in data["kernels"])
         record = KINDS[kind](**{key: value for key, value in data.items() if key != "schema"})
@@ -185,18 +190,18 @@ class Records(list):
 
     @classmethod
     def read(cls, path) -> "Records":
-        """The records of a JSON-lines file. Raises `ValueError` with file and line number."""
+        """The records of a JSON-lines file. Raises `BadRecords` with file and line number."""
         out = cls()
         try:
             text = pathlib.Path(path).read_text(encoding="utf-8")
         except UnicodeDecodeError as e:
-            raise ValueError(f"{path}: not a file of records, it is not UTF-8 text") from e
-        for number, line in enumerate(text.splitlines(), 1):
+            raise BadRecords(f"{path}: not a file of records, it is not UTF-8 text") from e
+        for number, line in enumerate(text.split("\n"), 1):
             if line.strip():
                 try:
                     out.append(from_json(line))
                 except ValueError as e:
-                    raise ValueError(f"{path}, line {number}: {e}") from e
+                    raise BadRecords(f"{path}, line {number}: {e}") from e
         return out
 
     def write(self, path) -> None:
@@ -255,19 +260,18 @@ def load(place) -> Records:
     """The records at `place`: a file, a folder of such files, or the name of saved results ("nvidia-h200").
 
     Raises:
-      LookupError: nothing there, or no record in it.
-      ValueError: a line that is no record of this schema, with file and line number.
+      BadRecords: nothing there, no record in it, or a line that is no record of this schema.
     """
     path = pathlib.Path(place)
     if path.is_dir():
         found = Records(r for file in sorted(path.glob("*.jsonl")) for r in Records.read(file))
     elif path.is_file():
         found = Records.read(path)
-    elif RESULTS / f"{place}.jsonl" in RESULTS.glob("*.jsonl"):
+    elif path.name == str(place) and (RESULTS / f"{place}.jsonl").exists():
         found = saved(str(place))
     else:
         names = ", ".join(sorted(p.stem for p in RESULTS.glob("*.jsonl")))
-        raise LookupError(f"no results at {place}: give a file or a folder of records, or a saved device: {names}")
+        raise BadRecords(f"no results at {place}: give a file or a folder of records, or a saved device: {names}")
     if not found:
-        raise LookupError(f"no records in {place}: run the course first (make run)")
+        raise BadRecords(f"no records in {place}: run the course first (make run)")
     return found

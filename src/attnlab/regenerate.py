@@ -6,9 +6,7 @@ or with --out, in a folder `results` beside them.
 """
 
 import ast
-import copy
 import dataclasses
-import os
 import pathlib
 import re
 import shutil
@@ -16,7 +14,7 @@ import sys
 import tempfile
 
 from attnlab import changes, course, files
-from attnlab.device import nvidia_smi
+from attnlab.device import gpu_names
 from attnlab.notebook_files import (
     CourseNotebook,
     NotebookError,
@@ -51,26 +49,34 @@ def regenerate(notebooks: list[CourseNotebook], parameters: dict, out, cell_seco
     Raises:
       attnlab.notebook_files.NotebookError: one of them is not in Python, or has no cell tagged `parameters`.
       attnlab.files.CanNotWrite: a folder that is read-only, or too full.
+      attnlab.records.BadRecords: records beside the notebooks that can't be read, and so not be kept.
       attnlab.course.BadRequest: another regeneration of these notebooks is running; or outputs of a GPU would
         be replaced on a machine without one.
     """
     folder = notebooks[0].path.parent
-    target = pathlib.Path(out) if out else folder
-    results = target / "results" if out else _results_of(folder)
+    in_place = not out or pathlib.Path(out).resolve() == folder.resolve()
+    target = folder if in_place else pathlib.Path(out)
+    results = _results_of(folder) if in_place else target / "results"
     if cell_seconds < 1:
         raise course.BadRequest(f"--cell-seconds {cell_seconds}: give one second or more")
-    ready = {nb.name: _with_parameters(nb, parameters) for nb in notebooks}
-    gpus = _gpus()
-    if not out and not gpus:
-        _keep_gpu_outputs(notebooks, results)
-    for place in (target, results):
-        # A new file is written beside the old one, and may be larger.
-        files.require_room(place, 2 * sum(nb.path.stat().st_size for nb in notebooks))
+    for nb in notebooks:
+        _with_parameters(nb, parameters)  # refused before anything is made or waited for
+    known = Records(r for path in sorted(results.glob("*.jsonl")) for r in Records.read(path))
+    recorded_on = {r.notebook: r.env["device"] for r in known if r.env.get("kind") == "gpu"} if in_place else {}
+    gpus = gpu_names()
+    if not gpus and (lost := [nb.name for nb in notebooks if nb.name in recorded_on]):
+        more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+        raise course.BadRequest(f"{lost[0]}{more}: {_no_cpu(recorded_on[lost[0]])}")
+    size = sum(nb.path.stat().st_size for nb in notebooks) + sum(p.stat().st_size for p in results.glob("*.jsonl"))
+    for place in (target, results, BEFORE):
+        files.require_room(place, 3 * size)  # a new file and a copy of the old one stand beside it for a moment
     if dry_run:
         return _say_what(notebooks, parameters, target, results, gpus, cell_seconds)
     try:
         with files.only_one(folder), tempfile.TemporaryDirectory(prefix="attnlab-") as temporary:
-            return _Run(target, results, pathlib.Path(temporary), cell_seconds).of(notebooks, ready)
+            files.remove_left_over(target, results)
+            run = _Run(target, results, recorded_on, pathlib.Path(temporary), cell_seconds)
+            return run.of(notebooks, parameters)
     except BlockingIOError as e:
         raise course.BadRequest(
             f"another regeneration of {folder} is running: wait until it has ended, "
@@ -81,11 +87,11 @@ def regenerate(notebooks: list[CourseNotebook], parameters: dict, out, cell_seco
 # --- before anything runs
 
 
-def _gpus() -> list[str]:
-    """The NVIDIA GPUs by name. JAX is not asked: it would take the memory that the notebooks need."""
-    if os.environ.get("JAX_PLATFORMS", "").split(",")[0].lower() not in ("", "cuda", "gpu"):
-        return []
-    return nvidia_smi("--query-gpu=name", "--format=csv,noheader") or []
+def _no_cpu(device: str) -> str:
+    return (
+        f"the outputs are of an {device}, and here they would be of a CPU. "
+        "Run this on a GPU, or give --out DIR to write elsewhere"
+    )
 
 
 def _results_of(folder: pathlib.Path) -> pathlib.Path:
@@ -95,7 +101,7 @@ def _results_of(folder: pathlib.Path) -> pathlib.Path:
 
 def _with_parameters(nb: CourseNotebook, values: dict) -> dict:
     """The notebook with `values` in its cell tagged `parameters`. Raises `NotebookError`."""
-    content = copy.deepcopy(read(nb.path))
+    content = read(nb.path)
     spec = content["metadata"].get("kernelspec", {})
     language = spec.get("language") or content["metadata"].get("language_info", {}).get("name", "python")
     if language.lower() != "python":
@@ -123,19 +129,6 @@ def with_values(text: str, values: dict) -> str:
     return b"".join(lines).decode()
 
 
-def _keep_gpu_outputs(notebooks, results: pathlib.Path) -> None:
-    """Refuse where there is no GPU here, and by the records the outputs are of one."""
-    known = Records(r for path in results.glob("*.jsonl") for r in Records.read(path) if r.env.get("kind") == "gpu")
-    lost = [nb.name for nb in notebooks if known.find(notebook=nb.name)]
-    if lost:
-        device = known.find(notebook=lost[0])[-1].env["device"]
-        more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
-        raise course.BadRequest(
-            f"{lost[0]}{more}: the outputs are of an {device}, and here they would be of a CPU. "
-            "Run this on a GPU, or give --out DIR to write elsewhere"
-        )
-
-
 def _say_what(notebooks, parameters, target, results, gpus, cell_seconds) -> int:
     print(f"Would execute {len(notebooks)} notebooks on {gpus[0] if gpus else 'the CPU'}, by {sys.executable},")
     print(f"with at most {cell_seconds} s a cell. Nothing was changed.")
@@ -151,67 +144,85 @@ def _say_what(notebooks, parameters, target, results, gpus, cell_seconds) -> int
 
 
 class _Run:
-    def __init__(self, target: pathlib.Path, results: pathlib.Path, temporary: pathlib.Path, cell_seconds: int):
-        self.target, self.results, self.temporary, self.cell_seconds = target, results, temporary, cell_seconds
-        self.replaced = {}  # {file of records: the copy of what it was, None where it is new}
+    """One regeneration: where its files go, and what it has replaced so far.
 
-    def of(self, notebooks, ready) -> int:
+    `recorded_on` maps the notebooks whose outputs are of a GPU to that GPU's name.
+    """
+
+    def __init__(self, target, results, recorded_on: dict, temporary: pathlib.Path, cell_seconds: int):
+        self.target, self.results, self.recorded_on = target, results, recorded_on
+        self.temporary, self.cell_seconds = temporary, cell_seconds
+        self.placed = []  # names of notebooks
+        self.before = {}  # {file of records: the copy of what it was, None where it is new}
+
+    def of(self, notebooks, parameters) -> int:
         outcomes = []
         with course.Progress(notebooks) as progress:
             for nb in notebooks:
                 progress.start(nb.name)
-                outcomes.append(self._one(nb, ready[nb.name], progress))
+                outcomes.append(self._one(nb, parameters, progress))
                 progress.finish(outcomes[-1])
                 if outcomes[-1].status == "stopped":
                     break
         return self._summary(outcomes)
 
-    def _one(self, nb, content, progress) -> course.Outcome:
+    def _one(self, nb, parameters, progress) -> course.Outcome:
         given, made = self.temporary / nb.path.name, self.temporary / "executed" / nb.path.name
-        given.write_text(dumps(content), encoding="utf-8")
         try:
+            as_it_was = nb.path.read_bytes()
+            given.write_text(dumps(_with_parameters(nb, parameters)), encoding="utf-8")
             # Without a cache of compiled programs: recorded compile times are of compilations.
             outcome = course.execute(
                 given, made, on_cell=progress.cell, results=self.temporary / "results", cell_seconds=self.cell_seconds
             )
-            problem = outcome.problem or self._put_in_place(nb, made)
+            problem = outcome.problem or self._put_in_place(nb, made, as_it_was)
         except KeyboardInterrupt:
             return course.Outcome(nb.name, "stopped", 0.0, *progress.at)
+        except (OSError, NotebookError) as e:  # the temporary place is full, the notebook is gone: the others go on
+            return course.Outcome(nb.name, "failed", 0.0, problem=course.one_line(e))
         if problem and made.exists():
             problem += f"; the failed run is {_keep_aside(made)}"
         return dataclasses.replace(outcome, status="failed" if problem else "done", problem=problem)
 
-    def _put_in_place(self, nb, made: pathlib.Path) -> str:
+    def _put_in_place(self, nb, made: pathlib.Path, as_it_was: bytes) -> str:
         """Write the canonical notebook and its records, both or neither. Returns what went wrong, or ""."""
         content = tidy(read(made))
         if faults := [f"cell {n}: {what}" if n else what for n, what in for_people(content)]:
             return f"its outputs can't be committed: {'; '.join(faults)}"
-        texts = {self.target / nb.path.name: dumps(content)}
-        rows, path = self.temporary / "results" / f"{nb.name}.jsonl", None
+        if nb.path.read_bytes() != as_it_was:
+            return f"{nb.path} was changed while it ran, and stays as it is now: regenerate it again"
+        texts, path, copy = {self.target / nb.path.name: dumps(content)}, None, None
+        made_records = self.temporary / "results" / f"{nb.name}.jsonl"
         try:
-            if rows := Records.read(rows) if rows.exists() else []:
-                path = self.results / f"{slug(rows[-1].env['device'])}.jsonl"
+            mine = Records.read(made_records) if made_records.exists() else []
+            if nb.name in self.recorded_on and not any(r.env.get("kind") == "gpu" for r in mine):
+                return _no_cpu(self.recorded_on[nb.name]) if mine else "it left no records, and its outputs have some"
+            if mine:
+                path = self.results / f"{slug(str(mine[-1].env.get('device')))}.jsonl"
                 old = Records.read(path) if path.exists() else []
-                rows = sorted([r for r in old if r.notebook != nb.name] + rows, key=lambda r: r.notebook)
+                rows = sorted([r for r in old if r.notebook != nb.name] + mine, key=lambda r: r.notebook)
                 texts[path] = "".join(to_json(r) + "\n" for r in rows)
-                if path not in self.replaced:
-                    self.replaced[path] = _keep(path, BEFORE) if old else None
-            files.write_all(texts)
+                copy = _keep(path, BEFORE) if old and path not in self.before else None
+            with files.uninterrupted():  # what was replaced, and what we know of it, go together too
+                files.write_all(texts)
+                self.placed.append(nb.name)
+                if path:
+                    self.before.setdefault(path, copy)
         except (OSError, ValueError) as e:
             return f"it could not be put in place, and nothing was replaced: {course.one_line(e)}"
         return ""
 
     def _summary(self, outcomes) -> int:
         last, failed = outcomes[-1], [o for o in outcomes if o.status == "failed"]
-        done = [o for o in outcomes if o.status == "done"]
         print()
         for o in failed:
             print(f"{o.notebook} failed {o.where}: {o.problem}")
         if last.status == "stopped":
-            print(f"stopped: {last.notebook} {last.where}; it is as it was")
+            what = "and is regenerated" if last.notebook in self.placed else f"{last.where}, and is as it was"
+            print(f"stopped: {last.notebook} {what}")
         seconds = sum(o.seconds for o in outcomes)
-        print(f"{len(done)} of {len(outcomes)} notebooks regenerated in {self.target}/ ({seconds:.0f} s)")
-        for path, before in self.replaced.items():
+        print(f"{len(self.placed)} of {len(outcomes)} notebooks regenerated in {self.target}/ ({seconds:.0f} s)")
+        for path, before in self.before.items():
             print(f"records: {path}")
             if path.resolve() == (RESULTS / "nvidia-h200.jsonl").resolve():
                 _redraw()
@@ -245,17 +256,14 @@ def _redraw() -> None:
     """Make README's figure and table anew: they show the saved records."""
     from attnlab import curves, tables
 
-    try:
-        curves.save_length_figure(RESULTS / "nvidia-h200-length.png")
-    except LookupError as e:
-        print(f"README's figure stays as it was: {e}")
     readme = RESULTS.parents[3] / "README.md"
     text = readme.read_text(encoding="utf-8") if readme.exists() else ""
-    new = re.sub(
-        r"(<!-- saved: (\w+), ([^>]+) -->\n```\n).*?(?=```)",
-        lambda found: found[1] + tables.saved_text(found[2], found[3]) + "\n",
-        text,
-        flags=re.DOTALL,
-    )
+    block = r"(<!-- saved: (\w+), ([^>]+) -->\n```\n).*?(?=```)"
+    try:
+        curves.save_length_figure(RESULTS / "nvidia-h200-length.png")
+        new = re.sub(block, lambda m: m[1] + tables.saved_text(m[2], m[3]) + "\n", text, flags=re.DOTALL)
+    except LookupError as e:
+        print(f"README's figure and table stay as they were: {e}")
+        return
     if new != text:
         files.write_all({readme: new})

@@ -10,7 +10,7 @@ from attnlab import device as _device
 from attnlab.claims import FAILS, HOLDS, LEDGER, UNTESTABLE
 from attnlab.display import show_table
 from attnlab.features import feature
-from attnlab.records import LOG, load
+from attnlab.records import LOG, BadRecords, load
 from attnlab.tables import saved_elsewhere
 
 for _module in pkgutil.iter_modules(__path__):
@@ -61,9 +61,13 @@ def main(results: str | None) -> int:
     Returns:
       0, or 1 if a claim fails.
 
-    Raises what `attnlab.records.load` raises.
+    Raises:
+      attnlab.records.BadRecords: none at that place that can be read, or those of several devices.
     """
     records = load(results or "nvidia-h200")
+    devices = sorted({str(r.env.get("device")) for r in records})
+    if len(devices) > 1:
+        raise BadRecords(f"{results} holds results of several devices ({', '.join(devices)}): give those of one")
     nothing = _device.Device("", "cpu")  # features have their names on any device
     verdicts = {c.name: c.judge_recorded(records) for c in LEDGER.values()}
     for notebook in sorted({c.notebook for c in LEDGER.values()}):
@@ -74,9 +78,8 @@ def main(results: str | None) -> int:
         show_table(headers, body, title=f"{notebook}, claims", aligns=["left"] * len(headers))
         print()
     states = [v.state for v in verdicts.values()]
-    devices = ", ".join(sorted({str(r.env.get("device", "unknown")) for r in records}))
     print(
-        f"{len(states)} claims over {results or 'nvidia-h200'} ({devices}): {states.count(HOLDS)} hold, "
+        f"{len(states)} claims over {results or 'nvidia-h200'} ({devices[0]}): {states.count(HOLDS)} hold, "
         f"{states.count(FAILS)} fail, {states.count(UNTESTABLE)} not testable there"
     )
     return 1 if FAILS in states else 0
