@@ -189,7 +189,7 @@ make lab     # opens JupyterLab on the notebooks</code></pre>
 
 def _recorded_on(sources: dict[str, dict]) -> str:
     """A list item a device: as the notebooks' own outputs name it, with the versions that its records name."""
-    known = {r.env.get("device"): r.env for path in records.RESULTS.glob("*.jsonl") for r in records.load(path)}
+    known = {r.env.get("device"): r.env for path in records.RESULTS.glob("*.jsonl") for r in records.Records.read(path)}
     made: dict[str, list] = {}
     for name, source in sources.items():
         made.setdefault(notebook_files.device_of(source) or "a device that the notebook does not name", []).append(name)
