@@ -14,6 +14,8 @@ import pytest
 
 import toy_notebooks as toys
 from attnlab import cli, device, preclass, records
+from attnlab.claims import HOLDS
+from attnlab.ledger import LEDGER
 
 # One worker runs them all, so that the classes below are asked once.
 pytestmark = pytest.mark.xdist_group("preclass")
@@ -117,6 +119,48 @@ def changed(line, **fields):
     return json.dumps(json.loads(line) | fields)
 
 
+CHANGED = """\
+@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@
+@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @
+@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@
+IT IS POSSIBLE THAT SOMEONE IS DOING SOMETHING NASTY!
+Someone could be eavesdropping on you right now (man-in-the-middle attack)!
+It is also possible that a host key has just been changed.
+The fingerprint for the ED25519 key sent by the remote host is
+SHA256:KyddTA+3yUUFzOW4srPBJdx5nuDYkQREw5m5bJ60tr4.
+Please contact your system administrator.
+Add correct host key in /home/u/.ssh/known_hosts to get rid of this message.
+Offending ED25519 key in /home/u/.ssh/known_hosts:1
+  remove with:
+  ssh-keygen -f "/home/u/.ssh/known_hosts" -R "[10.0.0.5]:2299"
+Host key for [10.0.0.5]:2299 has changed and you have requested strict checking.
+Host key verification failed.
+"""
+DENIED = """\
+Warning: Permanently added '[10.0.0.5]:2299' (ED25519) to the list of known hosts.
+*** Unauthorized access is forbidden ***
+u@denied: Permission denied (publickey).
+"""
+JUMP = """\
+ssh: connect to host 10.0.0.1 port 22: Connection refused
+kex_exchange_identification: Connection closed by remote host
+Connection closed by UNKNOWN port 65535
+"""
+NO_SHELL = """\
+OCI runtime exec failed: exec failed: unable to start container process: exec: "sh": executable file not found in \
+$PATH: unknown
+command terminated with exit code 126
+"""
+NO_SERVER = """\
+E1130 10:34:25.954397   30041 memcache.go:265] "Unhandled Error" err="couldn't get current server API group list: \
+Get \\"http://10.0.0.5/api?timeout=32s\\": dial tcp 10.0.0.5: connect: connection refused"
+The connection to the server 10.0.0.5 was refused - did you specify the right host or port?
+"""
+FORBIDDEN = """\
+Error from server (Forbidden): pods "tool" is forbidden: User "u" cannot create resource "pods/exec" in API group "" \
+in the namespace "default"
+"""
+
 REASONS = {
     "unknown": "Could not resolve hostname unknown: Name or service not known (check the name",
     "denied": "u@denied: Permission denied (publickey). (it must work without a password: ssh-copy-id denied)",
@@ -128,15 +172,16 @@ REASONS = {
     "broken": "doctor: JAX found no device",
     "cpu": "computes on the CPU: nvidia-smi sees a GPU but JAX does not use it; unset JAX_PLATFORMS",
     "taken": "60.0 GiB of the GPU's 140 GiB are held by python, jupyter (pid 7, 60.0 GiB): shut them down",
-    "dialect": "its doctor speaks another form (KeyError: 'kind'): bring that checkout and this one to the same",
-    "chatty": "its doctor speaks another form",
+    "dialect": "it answers in another form (KeyError: 'jax'): bring that checkout and this one to the same",
+    "chatty": "it answers in another form (ValueError",
     "failing": "notebook 00 failed in cell 3 of 20: ValueError: why",
     "nothing": "notebook 00 did not run: [1/1] 00_start_here …",
-    "newer": "its run.json has another form (TypeError",
-    "recordless": "the notebook made no records",
-    "schema": "its records can't be judged here: a record of schema 2: this attnlab reads schema 1.",
+    "stopped": "notebook 00 stopped in cell 3 of 20: run it there by hand",
+    "newer": "it answers in another form (TypeError",
+    "recordless": "none of its 0 records decides a claim of 00_start_here",
+    "schema": "it answers in another form (ValueError: a record of schema 2: this attnlab reads schema 1.",
     "false": "a claim fails: Each row of the weights sums to 1: a query spreads one unit of attention. Measured:",
-    "renamed": "none of its records decides a claim of 00_other",
+    "renamed": f"none of its {len(SAVED)} records decides a claim of 00_other",
     "fallen": "the notebook computed on the CPU, though doctor found the GPU",
     "cut": "the connection broke off during `attnlab doctor`: client_loop: send disconnect: Broken pipe; try",
 }
@@ -175,9 +220,10 @@ def asked(machines):
         "broken": {"status": 1, "errors": "attnlab: JAX found no device"},
         "cpu": {"doctor": DOCTOR | {"kind": "cpu", "features": [no_gpu]}},
         "taken": {"doctor": DOCTOR | {"memory": held}},
-        "dialect": {"doctor": {"device": "NVIDIA H200"} | {k: DOCTOR[k] for k in ("features", "memory")}},
+        "dialect": {"doctor": {k: v for k, v in DOCTOR.items() if k != "jax"}},
         "chatty": {"doctor": "no JSON at all"},
         "failing": {"outcome": DONE | {"status": "failed", "cell": 3, "problem": "ValueError: why"}},
+        "stopped": {"outcome": DONE | {"status": "stopped", "cell": 3}, "lines": []},
         "nothing": {"outcome": None},
         "newer": {"outcome": DONE | {"mood": "good"}},
         "recordless": {"lines": []},
@@ -210,7 +256,32 @@ def test_a_red_machine_says_why(asked, name):
 def test_a_green_machine(asked):
     row = asked[1]["green"]
     assert row.split()[1] == "green"
-    assert "NVIDIA H200 580.1 0.11.2 139 GiB of 140 GiB done, 12 s; 8 claims hold, 0 fail –" in row
+    mine = [c.judge_recorded(records.saved()) for c in LEDGER.values() if c.notebook == "00_start_here"]
+    holds = sum(verdict.state == HOLDS for verdict in mine)
+    assert f"NVIDIA H200 580.1 0.11.2 139 GiB of 140 GiB done, 12 s; {holds} claims hold, 0 fail –" in row
+
+
+@pytest.mark.parametrize(
+    "errors, reason",
+    [
+        (CHANGED, "make sure that it is the right machine, then: ssh-keygen -R '[10.0.0.5]:2299')"),
+        ("Host key verification failed.\n", "failed. (connect once by hand to accept its key: ssh u@tool)"),
+        (DENIED, "u@denied: Permission denied (publickey). (it must work without a password: ssh-copy-id u@tool)"),
+        (JUMP, "ssh: connect to host 10.0.0.1 port 22: Connection refused (is sshd running there?)"),
+        (NO_SHELL, "not found in $PATH: unknown (its container has no sh: use an image that has one)"),
+        (NO_SERVER, "specify the right host or port? (is the cluster reachable? kubectl get pods)"),
+        (FORBIDDEN, "(ask the cluster's administrator for the right to exec into pods)"),
+        ('Error from server (NotFound): pods "tool" not found\n', "not found (is it still there? kubectl get pods)"),
+    ],
+)  # fmt: skip
+def test_the_most_telling_line_of_a_tool_decides(errors, reason):
+    (found,) = preclass._judge("u@tool", "", errors).reasons
+    assert reason in found
+
+
+def test_a_login_that_refuses_on_its_standard_output_is_quoted():
+    report = preclass._judge("tool", "This account is currently not available.\n", "")
+    assert report.reasons == ["This account is currently not available. (try it by hand)"]
 
 
 def test_the_class_as_a_whole(asked):
@@ -304,22 +375,25 @@ def gone(pid: str) -> bool:
 
 
 def test_ctrl_c_ends_every_child(machines):
-    folders = [machines / f"hang{n}" for n in range(2)]
+    names = [f"hang{n}" for n in range(preclass.AT_ONCE + 1)]
+    folders = [machines / name for name in names]
     for folder in folders:
         folder.mkdir()
         (folder / "hangs").touch()
     running = subprocess.Popen(
-        [sys.executable, "-m", "attnlab", "preclass", "hang0", "hang1"], stdout=subprocess.PIPE,
+        [sys.executable, "-m", "attnlab", "preclass", *names], stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
     )  # fmt: skip
     deadline = time.monotonic() + 60
-    while not all((f / "hangs").read_text() for f in folders):
+    while sum(bool((f / "hangs").read_text()) for f in folders) < preclass.AT_ONCE:
         assert time.monotonic() < deadline and running.poll() is None
         time.sleep(0.05)
     running.send_signal(signal.SIGINT)
     _, errors = running.communicate(timeout=30)
     assert (running.returncode, errors) == (130, "attnlab: stopped\n")
-    assert all(gone((f / "hangs").read_text()) for f in folders)
+    started = [pid for f in folders if (pid := (f / "hangs").read_text())]
+    assert len(started) == preclass.AT_ONCE  # the one that waited for its turn was not started
+    assert all(map(gone, started))
 
 
 # --- pods

@@ -1,14 +1,14 @@
 """Check the machines of a class: `attnlab doctor` and notebook 00 on each, then a green and red table with reasons.
 
 A machine is a host that ssh reaches without a password, or a pod that kubectl reaches. Both run SCRIPT, a POSIX
-shell script on standard input, so that nothing is installed there and nothing stays. Its answers come back as
-text: the line of `attnlab doctor --json`, what became of the notebook, and the notebook's records. The claims
-are judged here, over those records.
+shell script on standard input, so that nothing is installed there and nothing stays. What its parts hold comes back
+as text and is judged here, the claims over the notebook's records too.
 
 A machine is green if it computes on a GPU, nobody else holds much of that GPU's memory, the notebook was done,
 and none of the notebook's claims fails there.
 """
 
+import collections
 import concurrent.futures
 import contextlib
 import dataclasses
@@ -21,8 +21,8 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
+from collections.abc import Iterator
 
 from attnlab.course import BadRequest, Outcome
 from attnlab.display import format_bytes, table_bundle
@@ -30,47 +30,50 @@ from attnlab.display import format_bytes, table_bundle
 NUMBER = "00"  # the notebook that runs on each machine
 LIMIT = 15 * 60  # seconds for one machine, all in all
 AT_ONCE = 16  # machines
-TAKEN = 0.1  # the share of the GPU's memory that others may hold: a desktop's window system holds less
+# No question may wait for an answer, a dead machine is noticed, and no connection is left in the background, where it
+# would hold our pipes open.
+SSH = "ssh -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=30 -o ControlMaster=no --".split()
+INSTALL = {"ssh": "sudo apt install openssh-client", "kubectl": "https://kubernetes.io/docs/tasks/tools/ says how"}
 
 SCRIPT = (pathlib.Path(__file__).parent / "data" / "preclass.sh").read_text(encoding="utf-8")
-LOOKED_IN = "the folder that a shell starts in, ~ and /workspace, and one level below each"
 
+# What ssh and kubectl say, as patterns of a line, and what to do about it. They say several things at once: the first
+# pattern here that is found decides, so the more telling ones stand first. HOST is what the pattern's group caught, or
+# else the machine.
+REMEDIES = {
+    r"host key for (\S+) has changed": "make sure that it is the right machine, then: ssh-keygen -R HOST",
+    r"host key verification failed": "connect once by hand to accept its key: ssh HOST",
+    r"could not resolve hostname": "check the name, or give it a Host entry in ~/.ssh/config",
+    r"permission denied \(": "it must work without a password: ssh-copy-id HOST",
+    r"connect\w* to the server": "is the cluster reachable? kubectl get pods",
+    r"connection refused": "is sshd running there?",
+    r"timed out|no route to host": "is it on, and is its network reachable from here?",
+    r"executable file not found": "its container has no sh: use an image that has one",
+    r"^error.*forbidden": "ask the cluster's administrator for the right to exec into pods",
+    r"unable to upgrade connection": "its container is not ready: kubectl describe pod HOST",
+    r"^error.*not found": "is it still there? kubectl get pods",
+}
+# What the script's own problems mean.
+PROBLEMS = {
+    "folder": "the course was not found there: looked in {}; give --folder DIR",
+    "python": "no Python there that starts: {}; run `make run` there",
+    "temporary": "no temporary folder there: {}; is its disk full?",
+}
 ONE_VERSION = "bring that checkout and this one to the same version (git pull)"
 
-# What ssh and kubectl say, and what to do about it.
-REMEDIES = {
-    "could not resolve hostname": "check the name, or give it a Host entry in ~/.ssh/config",
-    "permission denied": "it must work without a password: ssh-copy-id HOST",
-    "host key verification failed": "connect once by hand to accept its key: ssh HOST",
-    "identification has changed": "make sure that it is the right machine, then: ssh-keygen -R HOST",
-    "connection refused": "is sshd running there?",
-    "timed out": "is it on, and is its network reachable from here?",
-    "no route to host": "is it on, and is its network reachable from here?",
-    "forbidden": "ask the cluster's administrator for the right to exec into pods",
-    "executable file not found": "its container has no sh: use an image that has one",
-    "unable to upgrade connection": "its container is not ready: kubectl describe pod HOST",
-    "not found": "is it still there? kubectl get pods",
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Machine:
-    """One machine: the command that runs a shell there, or why there is no use in asking."""
-
-    name: str
-    command: tuple[str, ...] = ()
-    away: str = ""
+# `command` runs a shell there; `away` is why there is no use in asking.
+Machine = collections.namedtuple("Machine", ["name", "command", "away"], defaults=[""])
 
 
 @dataclasses.dataclass
 class Report:
-    """What is known of one machine. It is green without `reasons`."""
+    """What is known of one machine. It is green without `reasons`; `seen` has cells of the table by column."""
 
     name: str
     reasons: list[str] = dataclasses.field(default_factory=list)
-    notes: list[str] = dataclasses.field(default_factory=list)
-    doctor: dict = dataclasses.field(default_factory=dict)
-    notebook: str | None = None  # the table's cell
+    note: str = ""
+    seen: dict = dataclasses.field(default_factory=dict)
+    notebook: str | None = None
 
     @property
     def verdict(self) -> str:
@@ -91,14 +94,9 @@ def main(hosts: list[str], pods: str | None, namespace: str | None, folder: str)
 
     Raises:
       BadRequest: no machines, hosts and pods together, a host that is none, no pod with that label.
-      OSError: ssh or kubectl is not here, or kubectl can't list the pods.
+      OSError: ssh or kubectl is not here or does not start, or kubectl can't list the pods.
     """
-    if bool(hosts) == bool(pods):
-        wrong = "hosts and --pods together: give one of them" if pods else "no machines: name hosts, or a label of pods"
-        raise BadRequest(f"{wrong}. Examples: attnlab preclass student@host1 host2; attnlab preclass --pods app=course")
-    if namespace and not pods:
-        raise BadRequest(f"--namespace {namespace} is for pods: add --pods SELECTOR, or leave it out")
-    machines = _pods(pods, namespace) if pods else _hosts(hosts)
+    machines = _machines(hosts, pods, namespace)
     print(f"asking {', '.join(m.name for m in machines)}; at most {LIMIT / 60:g} minutes each …", flush=True)
     reports = _ask_all(machines, folder)
     _show([reports[machine.name] for machine in machines])
@@ -107,11 +105,11 @@ def main(hosts: list[str], pods: str | None, namespace: str | None, folder: str)
     return 0 if green == len(reports) else 1
 
 
-# --- on the machine itself
-
-
 def doctor_line() -> str:
-    """What `attnlab doctor` knows, as one line of JSON. Raises `attnlab.device.DeviceNotFound`."""
+    """What `attnlab doctor` knows, as one line of JSON: what runs on the machine itself.
+
+    Raises `attnlab.device.DeviceNotFound`.
+    """
     from attnlab import device
     from attnlab.features import features
 
@@ -128,20 +126,22 @@ def doctor_line() -> str:
 # --- which machines
 
 
-def _hosts(hosts: list[str]) -> list[Machine]:
+def _machines(hosts: list[str], pods: str | None, namespace: str | None) -> list[Machine]:
+    if bool(hosts) == bool(pods):
+        wrong = "hosts and --pods together: give one of them" if pods else "no machines: name hosts, or a label of pods"
+        raise BadRequest(f"{wrong}. Examples: attnlab preclass student@host1 host2; attnlab preclass --pods app=course")
+    if namespace and not pods:
+        raise BadRequest(f"--namespace {namespace} is for pods: add --pods SELECTOR, or leave it out")
     for host in hosts:
         if not host.strip() or host.startswith("-"):
             raise BadRequest(f"{host!r} is no host: give what ssh takes, such as student@host1")
-    _need("ssh", "sudo apt install openssh-client")
-    # No question may wait for an answer, a dead machine is noticed, and no connection is left in the background,
-    # where it would hold our pipes open.
-    options = ("BatchMode=yes", "ConnectTimeout=10", "ServerAliveInterval=30", "ControlMaster=no")
-    words = [word for option in options for word in ("-o", option)]
-    return [Machine(host, ("ssh", *words, "--", host, "sh", "-s")) for host in dict.fromkeys(hosts)]
+    tool = "kubectl" if pods else "ssh"
+    if not shutil.which(tool):
+        raise OSError(f"no {tool} here: install it ({INSTALL[tool]})")
+    return _pods(pods, namespace) if pods else [Machine(x, (*SSH, x, "sh", "-s")) for x in dict.fromkeys(hosts)]
 
 
 def _pods(selector: str, namespace: str | None) -> list[Machine]:
-    _need("kubectl", "https://kubernetes.io/docs/tasks/tools/ says how")
     of = [f"--namespace={namespace}"] if namespace else []
     command = ["kubectl", "get", "pods", f"--selector={selector}", *of, "--output=json"]
     try:
@@ -150,16 +150,12 @@ def _pods(selector: str, namespace: str | None) -> list[Machine]:
         raise OSError(f"kubectl gave no list of pods within {e.timeout:g} s: is the cluster reachable?") from e
     if done.returncode:
         raise OSError(f"kubectl can't list the pods: {_last_line(done.stderr)}; try it: {shlex.join(command[:-1])}")
-    pods = json.loads(done.stdout)["items"]
+    pods = {pod["metadata"]["name"]: pod for pod in json.loads(done.stdout)["items"]}
     if not pods:
         where = f"namespace {namespace}" if namespace else "kubectl's namespace"
         raise BadRequest(f"no pods with the label {selector} in {where}: kubectl get pods --show-labels lists them")
-    machines = []
-    for pod in pods:
-        name = pod["metadata"]["name"]
-        exec = ("kubectl", "exec", "--stdin", *of, name, "--", "sh", "-s")
-        machines.append(Machine(name, exec, _away(pod)))
-    return machines
+    run = ("kubectl", "exec", "--stdin", *of)
+    return [Machine(name, (*run, name, "--", "sh", "-s"), _away(pod)) for name, pod in pods.items()]
 
 
 def _away(pod: dict) -> str:
@@ -171,44 +167,48 @@ def _away(pod: dict) -> str:
         return ""
     stopped = [state.get("waiting") or state.get("terminated") or {} for state in states]
     unmet = [c for c in status.get("conditions", []) if c.get("status") == "False" and c.get("message")]
-    for why in [status, *stopped, *unmet]:
-        if why.get("reason") or why.get("message"):
-            words = ": ".join(filter(None, (why.get("reason"), why.get("message"))))
-            return f"its pod is {phase}: {_short(words)}; see: kubectl describe pod {pod['metadata']['name']}"
-    return f"its pod is {phase}; see: kubectl describe pod {pod['metadata']['name']}"
-
-
-def _need(tool: str, how: str) -> None:
-    if not shutil.which(tool):
-        raise OSError(f"no {tool} here: install it ({how})")
+    said = [": ".join(filter(None, (x.get("reason"), x.get("message")))) for x in (status, *stopped, *unmet)]
+    why = next((f": {_short(words)}" for words in said if words), "")
+    return f"its pod is {phase}{why}; see: kubectl describe pod {pod['metadata']['name']}"
 
 
 # --- asking
 
 
-class _Children:
-    """The processes that run, so that Ctrl-C ends them all and starts no other."""
+def _ask_all(machines: list[Machine], folder: str) -> dict[str, Report]:
+    script = f"wanted={shlex.quote(folder)} limit={LIMIT} number={NUMBER}\n{SCRIPT}"
+    children, reports, began = [], {}, time.monotonic()
+    pool = concurrent.futures.ThreadPoolExecutor(AT_ONCE)
+    asked = [pool.submit(_ask, machine, script, children) for machine in machines]
+    try:
+        for done in concurrent.futures.as_completed(asked):
+            report = done.result()
+            reports[report.name] = report
+            verdict = f"{report.name}  {report.verdict} after {time.monotonic() - began:.0f} s"
+            print(f"[{len(reports)}/{len(machines)}] {': '.join([verdict, *report.reasons[:1]])}", flush=True)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)  # first, or as one is ended the next would start
+        while not all(one.done() for one in asked):  # one may be just starting
+            for child in children:
+                _end(child)
+            time.sleep(0.02)
+    return reports
 
-    def __init__(self):
-        self.lock, self.started, self.stopped = threading.Lock(), [], False
 
-    def start(self, command) -> subprocess.Popen:
-        with self.lock:
-            if self.stopped:
-                raise OSError("stopped")
-            # In a session of its own: Ctrl-C is ours to handle, and what it starts is ended with it.
-            child = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                encoding="utf-8", errors="replace", start_new_session=True,
-            )  # fmt: skip
-            self.started.append(child)
-            return child
-
-    def end_all(self) -> None:
-        with self.lock:
-            self.stopped = True
-        for child in self.started:
-            _end(child)
+def _ask(machine: Machine, script: str, children: list) -> Report:
+    if machine.away:
+        return Report(machine.name, [machine.away])
+    # In a session of its own: Ctrl-C is ours to handle, and what the child starts is ended with it.
+    child = subprocess.Popen(
+        machine.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        encoding="utf-8", errors="replace", start_new_session=True,
+    )  # fmt: skip
+    children.append(child)
+    try:
+        return _judge(machine.name, *child.communicate(script, timeout=LIMIT))
+    except subprocess.TimeoutExpired:
+        _end(child)
+        return _judge(machine.name, *child.communicate(), late=True)
 
 
 def _end(child: subprocess.Popen) -> None:
@@ -217,192 +217,109 @@ def _end(child: subprocess.Popen) -> None:
             os.killpg(child.pid, signal.SIGKILL)
 
 
-def _ask_all(machines: list[Machine], folder: str) -> dict[str, Report]:
-    script = f"wanted={shlex.quote(folder)} limit={LIMIT} number={NUMBER}\n{SCRIPT}"
-    children, reports = _Children(), {}
-    pool = concurrent.futures.ThreadPoolExecutor(AT_ONCE)
-    began = time.monotonic()
-    try:
-        asked = [pool.submit(_ask, machine, script, children) for machine in machines]
-        for done in concurrent.futures.as_completed(asked):
-            report = done.result()
-            reports[report.name] = report
-            words = f": {report.reasons[0]}" if report.reasons else ""
-            seconds = time.monotonic() - began
-            print(
-                f"[{len(reports)}/{len(machines)}] {report.name}  {report.verdict} after {seconds:.0f} s{words}",
-                flush=True,
-            )
-    finally:
-        children.end_all()
-        pool.shutdown(cancel_futures=True)
-    return reports
-
-
-def _ask(machine: Machine, script: str, children: _Children) -> Report:
-    if machine.away:
-        return Report(machine.name, [machine.away])
-    try:
-        child = children.start(machine.command)
-    except OSError as e:
-        return Report(machine.name, [f"{machine.command[0]} does not start: {e.strerror or e}"])
-    late = False
-    try:
-        said, errors = child.communicate(script, timeout=LIMIT)
-    except subprocess.TimeoutExpired:
-        late = True
-        _end(child)
-        said, errors = child.communicate()
-    return judge(machine.name, said, errors, late)
-
-
 # --- what the answers mean
 
 
-def judge(name: str, said: str, errors: str = "", late: bool = False) -> Report:
-    """The report of one machine.
-
-    Args:
-      name: the machine's name.
-      said: the standard output of SCRIPT there.
-      errors: what the tool that ran it complained of.
-      late: whether the time limit ended it.
-    """
-    report, parts = Report(name), _parts(said)
-    folders = list(dict.fromkeys(parts.get("folder", [])))
-    if len(folders) > 1:
-        report.notes.append(f"{name}: the course in {folders[0]}; also in {', '.join(folders[1:])} (choose: --folder)")
-    report.reasons += _not_asked(name, parts, errors, late)
-    if report.reasons:
-        return report
-    if "doctor-status" not in parts:
-        report.reasons.append(_broken_off("doctor", errors, late))
-        return report
-    report.reasons += _judge_doctor(report, parts)
-    if report.doctor and "end" in parts:
-        report.reasons += _judge_notebook(report, parts)
-    elif report.doctor:
-        report.reasons.append(_broken_off(f"run {NUMBER}", errors, late))
+def _judge(name: str, said: str, errors: str, late: bool = False) -> Report:
+    """The report of a machine, from what SCRIPT said there and what the tool that ran it complained of."""
+    chunks = [chunk.partition("\n") for chunk in f"\n{said}".split("\n@attnlab ")[1:]]
+    report, parts = Report(name), {part: body.strip("\n") for part, _, body in chunks}
+    found, *others = dict.fromkeys(parts.get("folders", "").splitlines()) or [""]
+    if others:
+        report.note = f"{name}: the course in {found}; also in {', '.join(others)} (choose: --folder)"
+    try:
+        for reason in _why_red(report, parts, said, errors, late):
+            report.reasons.append(reason)
+    except (ValueError, LookupError, TypeError, AttributeError) as e:
+        report.reasons.append(f"it answers in another form ({_short(f'{type(e).__name__}: {e}')}): {ONE_VERSION}")
     return report
 
 
-def _parts(said: str) -> dict[str, list[str]]:
-    """The parts of an answer by name; several where a part came several times."""
-    parts = {}
-    for chunk in f"\n{said}".split("\n@attnlab ")[1:]:
-        name, _, body = chunk.partition("\n")
-        parts.setdefault(name, []).append(body.strip("\n"))
-    return parts
-
-
-def _last(parts: dict, name: str) -> str:
-    return parts.get(name, [""])[-1]
-
-
-def _not_asked(name: str, parts: dict, errors: str, late: bool) -> list[str]:
-    """Why `attnlab` was not even started there."""
+def _why_red(report: Report, parts: dict, said: str, errors: str, late: bool) -> Iterator[str]:
+    limit, status = f"{LIMIT / 60:g} minutes", parts.get("doctor-status")
+    problem = next((key for key in PROBLEMS if f"problem {key}" in parts), None)
     if "begin" not in parts:
-        if late:
-            return [f"no answer within {LIMIT / 60:g} minutes: log in by hand and see"]
-        words = _last_line(errors)
-        found = (remedy for sign, remedy in REMEDIES.items() if sign in words.lower())
-        remedy = next(found, "try it by hand")
-        return [f"{words or 'no answer, and no reason given'} ({remedy.replace('HOST', name)})"]
-    if "problem folder" in parts:
-        where = _last(parts, "problem folder") or LOOKED_IN
-        return [f"the course was not found there: looked in {where}; give --folder DIR"]
-    if "problem python" in parts:
-        return [f"no Python there that starts: {_last_line(_last(parts, 'problem python'))}; run `make run` there"]
-    if "problem temporary" in parts:
-        return [f"no temporary folder there: {_last_line(_last(parts, 'problem temporary'))}; is its disk full?"]
-    return []
+        words = f"{said}\n{errors}"  # some refusals come from the login there, on its standard output
+        yield f"no answer within {limit}: log in by hand and see" if late else _unreached(report.name, words)
+    elif problem:
+        yield PROBLEMS[problem].format(_last_line(parts[f"problem {problem}"]))
+    elif status == "2":  # the command line does not know the words
+        yield "its checkout is too old to have `attnlab doctor --json`: update it (git pull)"
+    elif status in ("124", "130", "137"):
+        yield f"`attnlab doctor` was ended there after {limit}, or for memory: run it there by hand"
+    elif status not in (None, "0"):
+        yield f"doctor: {_complaint(parts, 'doctor')}"
+    else:
+        yield from _judge_doctor(report, parts) if status else ()
+        command = f"`attnlab run {NUMBER}`" if status else "`attnlab doctor`"
+        if "end" in parts:
+            yield from _judge_notebook(report, parts)
+        elif late:
+            yield f"not ready within {limit}, during {command}: run it there by hand"
+        else:
+            yield f"the connection broke off during {command}: {_last_line(errors) or 'no reason given'}; try again"
 
 
-def _broken_off(command: str, errors: str, late: bool) -> str:
-    if late:
-        return f"not ready within {LIMIT / 60:g} minutes, during `attnlab {command}`: run it there by hand"
-    return f"the connection broke off during `attnlab {command}`: {_last_line(errors) or 'no reason given'}; try again"
+def _unreached(name: str, words: str) -> str:
+    """Why the script was not even started there."""
+    for sign, remedy in REMEDIES.items():
+        for line in words.splitlines():
+            if found := re.search(sign, line, re.IGNORECASE):
+                return f"{_short(line)} ({remedy.replace('HOST', shlex.quote((*found.groups(), name)[0]))})"
+    return f"{_last_line(words) or 'no answer, and no reason given'} (try it by hand)"
 
 
-def _judge_doctor(report: Report, parts: dict) -> list[str]:
-    status = _last(parts, "doctor-status")
-    if status == "2":  # the command line does not know the words
-        return ["its checkout is too old to have `attnlab doctor --json`: update it (git pull)"]
-    if status in ("124", "130", "137"):
-        return [f"`attnlab doctor` was ended there after {LIMIT / 60:g} minutes, or for memory: run it there by hand"]
-    if status != "0":
-        return [f"doctor: {_complaint(parts, 'doctor')}"]
-    try:
-        (line,) = [x for x in _last(parts, "doctor").splitlines() if x.startswith("{")]
-        known = json.loads(line)
-        features = {f["key"]: f for f in known["features"]}
-        memory, kind = known["memory"], known["kind"]
-        held, total = memory["held"], memory["total"]
-    except (ValueError, KeyError, TypeError) as e:
-        return [f"its doctor speaks another form ({_short(f'{type(e).__name__}: {e}')}): {ONE_VERSION}"]
-    report.doctor = known
-    if kind != "gpu":
-        gpu = features.get("gpu", {})
-        why = "; ".join(filter(None, (gpu.get("reason"), gpu.get("todo"))))
-        return [f"computes on the CPU: {why}"]
+def _judge_doctor(report: Report, parts: dict) -> Iterator[str]:
+    from attnlab.session import TAKEN
+
+    (line,) = [x for x in parts["doctor"].splitlines() if x.startswith("{")]
+    known = json.loads(line)
+    memory, total, held = known["memory"], known["memory"]["total"], known["memory"]["held"]
+    report.seen = {"GPU": "none", "driver": known["driver"], "JAX": known["jax"]}
+    if known["kind"] != "gpu":
+        (gpu,) = [f for f in known["features"] if f["key"] == "gpu"]
+        yield f"computes on the CPU: {'; '.join(filter(None, (gpu['reason'], gpu['todo'])))}"
+        return
+    report.seen |= {"GPU": known["device"], "free memory": f"{format_bytes(memory['free'])} of {format_bytes(total)}"}
     if total and held > TAKEN * total:
         names = ", ".join(f"{h['name']} (pid {h['pid']}, {format_bytes(h['bytes'])})" for h in memory["holders"])
-        return [
-            f"{format_bytes(held)} of the GPU's {format_bytes(total)} are held by "
-            f"{names or 'processes that can not be seen from there'}: shut them down (Kernel > Shut Down)"
-        ]
-    return []
+        names = names or "processes that can not be seen from there"
+        share = f"{format_bytes(held)} of the GPU's {format_bytes(total)}"
+        yield f"{share} are held by {names}: shut them down (Kernel > Shut Down)"
 
 
-def _judge_notebook(report: Report, parts: dict) -> list[str]:
-    if not _last(parts, "outcome"):
-        return [f"notebook {NUMBER} did not run: {_complaint(parts, 'run')}"]
-    try:
-        ((name, fields),) = json.loads(_last(parts, "outcome")).items()
-        outcome = Outcome(**fields)
-    except (ValueError, AttributeError, TypeError) as e:
-        return [f"its run.json has another form ({_short(f'{type(e).__name__}: {e}')}): {ONE_VERSION}"]
-    report.notebook = f"{outcome.status}, {outcome.seconds:.0f} s"
-    if outcome.status == "stopped":
-        return [f"notebook {NUMBER} was stopped {outcome.where} after {outcome.seconds:.0f} s: run it there by hand"]
-    found = [f"notebook {NUMBER} failed {outcome.where}: {_short(outcome.problem)}"] if outcome.problem else []
-    return found + _judge_claims(report, name, _last(parts, "records"))
-
-
-def _complaint(parts: dict, command: str) -> str:
-    """Why a command failed, in its own words."""
-    words = _last_line(_last(parts, f"{command}-errors")) or _last_line(_last(parts, command))
-    if "this Python is incomplete" in words and _last(parts, "python") == "python3":
-        # What follows is about a .venv.
-        words = (
-            words.split(": this Python")[0] + "; it has no .venv, and its python3 is incomplete: run `make run` there"
-        )
-    return words or f"exit status {_last(parts, f'{command}-status')}"
-
-
-def _judge_claims(report: Report, notebook: str, lines: str) -> list[str]:
+def _judge_notebook(report: Report, parts: dict) -> Iterator[str]:
     from attnlab.claims import FAILS, HOLDS
     from attnlab.ledger import LEDGER
     from attnlab.records import Records, from_json
 
-    try:
-        records = Records(from_json(line) for line in lines.splitlines() if line.strip())
-    except ValueError as e:
-        return [f"its records can't be judged here: {e} So {ONE_VERSION}"]
-    if not records:
-        return ["the notebook made no records, so no claim can be judged"]
-    missing = {f["key"] for f in report.doctor["features"] if not f["ok"]}
-    claims = [c for c in LEDGER.values() if c.notebook == notebook and c.needs not in missing]
-    verdicts = [(c, c.judge(records)) for c in claims]
-    fails = [(c, v) for c, v in verdicts if v.state == FAILS]
-    holds = sum(v.state == HOLDS for _, v in verdicts)
+    if not parts["outcome"]:
+        yield f"notebook {NUMBER} did not run: {_complaint(parts, 'run')}"
+        return
+    ((notebook, fields),) = json.loads(parts["outcome"]).items()
+    outcome = Outcome(**fields)
+    report.notebook = f"{outcome.status}, {outcome.seconds:.0f} s"
+    if outcome.status != "done":
+        yield f"notebook {NUMBER} {outcome.status} {outcome.where}: {_short(outcome.problem) or 'run it there by hand'}"
+    records = Records(from_json(line) for line in parts["records"].splitlines() if line.strip())
+    verdicts = [(c.sentence, *c.judge_recorded(records)) for c in LEDGER.values() if c.notebook == notebook]
+    fails = [f"a claim fails: {said} Measured: {measured}" for said, state, measured in verdicts if state == FAILS]
+    holds = sum(state == HOLDS for _, state, _ in verdicts)
     report.notebook += f"; {holds} claims hold, {len(fails)} fail"
-    found = [f"a claim fails: {c.sentence} Measured: {v.measured}" for c, v in fails]
-    if report.doctor["kind"] == "gpu" and any(r.env.get("kind") != "gpu" for r in records):
-        found.append("the notebook computed on the CPU, though doctor found the GPU: was its memory taken meanwhile?")
-    if not holds and not fails:
-        found.append(f"none of its records decides a claim of {notebook}: {ONE_VERSION}")
-    return found
+    yield from fails
+    if report.seen["GPU"] != "none" and any(r.env.get("kind") != "gpu" for r in records):
+        yield "the notebook computed on the CPU, though doctor found the GPU: was its memory taken meanwhile?"
+    if outcome.status == "done" and not holds and not fails:
+        yield f"none of its {len(records)} records decides a claim of {notebook}: {ONE_VERSION}"
+
+
+def _complaint(parts: dict, command: str) -> str:
+    """Why a command failed, in its own words."""
+    words = _last_line(parts[f"{command}-errors"]) or _last_line(parts[command])
+    if "this Python is incomplete" in words and parts["python"] == "python3":  # what follows is about a .venv
+        words = words.split(": this Python")[0]
+        return f"{words}; it has no .venv, and its python3 is incomplete: run `make run` there"
+    return words or f"exit status {parts[f'{command}-status']}"
 
 
 def _last_line(text: str) -> str:
@@ -418,19 +335,18 @@ def _short(text: str) -> str:
 
 
 def _show(reports: list[Report]) -> None:
-    rows = []
-    for report in reports:
-        known, gpu, free = report.doctor, None, None
-        if known.get("kind") == "gpu":
-            memory = known["memory"]
-            gpu, free = known["device"], f"{format_bytes(memory['free'])} of {format_bytes(memory['total'])}"
-        elif known:
-            gpu = "none"
-        said = [report.notebook, "\n".join(report.reasons) or None]
-        rows.append([report.name, report.verdict, gpu, known.get("driver"), known.get("jax"), free, *said])
-    headers = ["machine", "verdict", "GPU", "driver", "JAX", "free memory", f"notebook {NUMBER}", "reasons"]
+    seen = ["GPU", "driver", "JAX", "free memory"]
+    headers = ["machine", "verdict", *seen, f"notebook {NUMBER}", "reasons"]
+    rows = [[r.name, r.verdict, *map(r.seen.get, seen), r.notebook, "\n".join(r.reasons) or None] for r in reports]
     print("\n" + _coloured(table_bundle(headers, rows, aligns=["left"] * len(headers))["text/plain"]))
-    lines = [*(note for report in reports for note in report.notes), *_differences(reports)]
+    lines = [report.note for report in reports if report.note]
+    for what in seen[:3]:
+        having = collections.defaultdict(list)
+        for report in reports:
+            having[report.seen.get(what) or "none"].append(report.name)
+        having.pop("none", None)
+        if len(having) > 1:
+            lines.append(f"{what} differs: " + "; ".join(f"{value} on {', '.join(n)}" for value, n in having.items()))
     if lines:
         print("\n" + "\n".join(lines))
 
@@ -440,22 +356,6 @@ def _coloured(table: str) -> str:
     if not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
         return table
     at = table.index("verdict")
-
-    def paint(line):
-        head, word, rest = line[:at], line[at : at + 7], line[at + 7 :]
-        return head + re.sub("green", "\x1b[32mgreen\x1b[0m", re.sub("red", "\x1b[31mred\x1b[0m", word)) + rest
-
-    return "\n".join(map(paint, table.split("\n")))
-
-
-def _differences(reports: list[Report]) -> list[str]:
-    """A line for each of GPU, driver and JAX in which the machines differ."""
-    lines = []
-    for what, key in {"GPU": "device", "driver": "driver", "JAX": "jax"}.items():
-        having = {}
-        for report in reports:
-            if report.doctor and (key == "jax" or report.doctor["kind"] == "gpu"):
-                having.setdefault(report.doctor.get(key), []).append(report.name)
-        if len(having) > 1:
-            lines.append(f"{what} differs: " + "; ".join(f"{value} on {', '.join(n)}" for value, n in having.items()))
-    return lines
+    for word, colour in {"green": 32, "red": 31}.items():
+        table = re.sub(rf"(?m)^(.{{{at}}}){word}\b", f"\\1\x1b[{colour}m{word}\x1b[0m", table)
+    return table

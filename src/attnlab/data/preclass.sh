@@ -25,14 +25,16 @@ case $wanted in
 '~' | '~/'*) set -- "$HOME${wanted#?}" ;;
 *) set -- "$wanted" ;;
 esac
+part folders
 course=
 for place; do
   [ -f "$place/src/attnlab/cli.py" ] && [ -d "$place/notebooks" ] || continue
   place=$(CDPATH= cd -- "$place" && pwd -P) || continue
-  part folder; printf '%s\n' "$place"
+  printf '%s\n' "$place"
   course=${course:-$place}
 done
-[ "$course" ] && cd -- "$course" || problem folder "$wanted"
+everywhere='the folder that a shell starts in, ~ and /workspace, and one level below each'
+[ "$course" ] && cd -- "$course" || problem folder "${wanted:-$everywhere}"
 
 python=.venv/bin/python
 if [ -x "$python" ]; then
