@@ -80,10 +80,6 @@ def test_every_saved_row_that_is_a_fifth_slower_is_flagged(factor, kind, seed):
         assert not [r for r in TIMED if getattr(changes.row_change(r, change(r)), "kind", None) != kind]
 
 
-def test_the_noise_of_every_saved_row_leaves_room_below_a_fifth():
-    assert max(changes.noise(r, r) for r in TIMED) < 1.17
-
-
 @pytest.mark.parametrize("seed", range(10))
 def test_two_percent_of_noise_is_no_change_in_any_saved_row(seed):
     rng = random.Random(seed)
@@ -210,6 +206,7 @@ MEMORY = "MemoryError: q, k and v at B4 T16384 needs 34.4 GiB and {} are free on
         ("RuntimeError: it needs cuDNN {}", "9.14.0", "9.19.0", True),
         ("ValueError: got shape {}", "(4, 100)", "(4, 101)", True),
         ("ValueError: a {} block", "128-byte", "129-byte", True),
+        ("ValueError: at most {} Blocks", "8", "9", True),
         ("NotImplementedError: Q must be {}", "fp16", "fp8", True),
     ],
 )
