@@ -334,14 +334,14 @@ def _record_deprecations(path):
             frames.append(frames[-1].f_back)
         if name(frames[0]) in ("warnings", "_py_warnings", "typing_extensions"):
             # A wrapper by `deprecated`: what it wraps, in `arg`, says whose warning it is.
-            by = getattr(frames.pop(0).f_locals.get("arg"), "__module__", None)
-        by = by or name(frames[0])
-        if by.split(".")[0] in ("jax", "jaxlib", "flax", "transformer_engine"):
-            ours = [i for i, f in enumerate(frames) if name(f).split(".")[0] in ("attnlab", "__main__")] or [0]
-            line = {"by": by if by != name(frames[0]) else place(frames[0]), "kind": kind.__name__}
-            line |= {"from": place(frames[ours[0]]), "through": place(frames[max(ours[0] - 1, 0)])}
+            by = getattr(frames[0].f_locals.get("arg"), "__module__", None)
+            frames = frames[1:] or frames
+        by = by or place(frames[0])
+        if by.split(",")[0].split(".")[0] in ("jax", "jaxlib", "flax", "transformer_engine"):
+            ours = next((f for f in frames if name(f).split(".")[0] in ("attnlab", "__main__")), frames[0])
+            line = {"kind": kind.__name__, "by": by, "from": place(ours), "message": str(message)}
             with open(path, "a", encoding="utf-8") as f:
-                f.write(json.dumps(line | cell | {"message": str(message)}) + "\n")
+                f.write(json.dumps(line | cell) + "\n")
 
     issued, issued_explicitly = warnings.warn, warnings.warn_explicit
 
@@ -368,7 +368,7 @@ def _not_excepted(nb: dict, deprecations: list[dict]) -> list[str]:
             continue
         at = next((_at(nb, c) for c in code_cells(nb) if source(c) == found["source"]), "before the first cell")
         words = " ".join(found["message"].split())[:300]
-        lines.append(f"{at}: {found['kind']} by {found['by']}, from {found['from']} ({found['through']}): {words}")
+        lines.append(f"{at}: {found['kind']} by {found['by']}, from {found['from']}: {words}")
     return list(dict.fromkeys(lines))
 
 
