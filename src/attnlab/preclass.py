@@ -1,8 +1,8 @@
 """Check the machines of a class: `attnlab doctor` and notebook 00 on each, then a green and red table with reasons.
 
 A machine is a host that ssh reaches without a password, or a pod that kubectl reaches. Both run SCRIPT, a POSIX
-shell script on standard input, so that nothing is installed there and nothing stays. What its parts hold comes back
-as text and is judged here, the claims over the notebook's records too.
+shell script on standard input, so that nothing is installed there and nothing stays. Its answer is text and is judged
+here; so are the claims, over the notebook's records.
 
 A machine is green if it computes on a GPU, nobody else holds much of that GPU's memory, the notebook was done,
 and none of the notebook's claims fails there.
@@ -99,8 +99,8 @@ def main(hosts: list[str], pods: str | None, namespace: str | None, folder: str)
     machines = _machines(hosts, pods, namespace)
     print(f"asking {', '.join(m.name for m in machines)}; at most {LIMIT / 60:g} minutes each …", flush=True)
     reports = _ask_all(machines, folder)
-    _show([reports[machine.name] for machine in machines])
-    green = sum(report.verdict == "green" for report in reports.values())
+    _show(reports)
+    green = sum(report.verdict == "green" for report in reports)
     print(f"\ngreen: {green} of {len(reports)}")
     return 0 if green == len(reports) else 1
 
@@ -121,9 +121,6 @@ def doctor_line() -> str:
         # Free is what the next process can have: what this one took for itself goes with it.
         memory = {"total": total, "free": total - held, "held": held, "holders": holders}
     return json.dumps(device.environment() | {"memory": memory, "features": known})
-
-
-# --- which machines
 
 
 def _machines(hosts: list[str], pods: str | None, namespace: str | None) -> list[Machine]:
@@ -175,24 +172,23 @@ def _away(pod: dict) -> str:
 # --- asking
 
 
-def _ask_all(machines: list[Machine], folder: str) -> dict[str, Report]:
+def _ask_all(machines: list[Machine], folder: str) -> list[Report]:
     script = f"wanted={shlex.quote(folder)} limit={LIMIT} number={NUMBER}\n{SCRIPT}"
-    children, reports, began = [], {}, time.monotonic()
+    children, began = [], time.monotonic()
     pool = concurrent.futures.ThreadPoolExecutor(AT_ONCE)
     asked = [pool.submit(_ask, machine, script, children) for machine in machines]
     try:
-        for done in concurrent.futures.as_completed(asked):
+        for number, done in enumerate(concurrent.futures.as_completed(asked), 1):
             report = done.result()
-            reports[report.name] = report
             verdict = f"{report.name}  {report.verdict} after {time.monotonic() - began:.0f} s"
-            print(f"[{len(reports)}/{len(machines)}] {': '.join([verdict, *report.reasons[:1]])}", flush=True)
+            print(f"[{number}/{len(machines)}] {': '.join([verdict, *report.reasons[:1]])}", flush=True)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)  # first, or as one is ended the next would start
         while not all(one.done() for one in asked):  # one may be just starting
             for child in children:
                 _end(child)
             time.sleep(0.02)
-    return reports
+    return [done.result() for done in asked]
 
 
 def _ask(machine: Machine, script: str, children: list) -> Report:
@@ -223,8 +219,9 @@ def _end(child: subprocess.Popen) -> None:
 def _judge(name: str, said: str, errors: str, late: bool = False) -> Report:
     """The report of a machine, from what SCRIPT said there and what the tool that ran it complained of."""
     chunks = [chunk.partition("\n") for chunk in f"\n{said}".split("\n@attnlab ")[1:]]
-    report, parts = Report(name), {part: body.strip("\n") for part, _, body in chunks}
-    found, *others = dict.fromkeys(parts.get("folders", "").splitlines()) or [""]
+    # What a broken connection cut off reads as "".
+    report, parts = Report(name), collections.defaultdict(str, {part: body.strip("\n") for part, _, body in chunks})
+    found, *others = dict.fromkeys(parts["folders"].splitlines()) or [""]
     if others:
         report.note = f"{name}: the course in {found}; also in {', '.join(others)} (choose: --folder)"
     try:
