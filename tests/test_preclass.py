@@ -332,7 +332,7 @@ def test_a_machine_of_this_kind_is_red_only_for_its_cpu(machines):
     (line,) = [x for x in done.stdout.splitlines() if x.startswith("[1/1] here  red")]
     assert ": computes on the CPU: " in line
     (row,) = [x for x in done.stdout.splitlines() if x.startswith("here ")]
-    assert "claims hold, 0 fail" in row and "done, " in row and row.split()[2] == "none"
+    assert "claims hold, 0 fail" in row and "done, " in row and row.split()[2] == "none", done.stdout
     assert done.stdout.count("computes on the CPU") == 2  # no reason beside it
     assert list((machines / "here" / "tmp").iterdir()) == []
 
