@@ -275,7 +275,7 @@ def test_own_interpreter_is_told_all_that_is_missing_and_one_line_that_keeps_its
     with pytest.raises(make_env.Problem) as caught:
         make_env.check("run")
     text = str(caught.value)
-    lacks = ["flax", "ipykernel", "ipython", "nbconvert", "nbformat", "papermill", "tqdm"]
+    lacks = ["flax", "ipykernel", "ipython", "nbconvert", "nbformat", "papermill", "psutil", "tqdm"]
     assert f"lacks {', '.join(lacks)}." in text
     (line,) = re.findall(r"^  python3 -m pip install .*$", text, re.MULTILINE)
     assert line.split()[4:7] == ["jax==0.11.2.dev1+nv", "jaxlib==0.11.2", "numpy==2.3.1"]

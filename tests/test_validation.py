@@ -176,7 +176,7 @@ def test_what_stays_green(tmp_path, monkeypatch):
         "names and filters are untouched": toys.code(
             "import warnings\nwith warnings.catch_warnings(record=True) as said:\n    warnings.simplefilter('always')\n"
             "    warnings.warn('here', DeprecationWarning)\nprint(said[0].filename == __import__('sys')"
-            "._getframe().f_code.co_filename, '_record_deprecations' in dir())", prints="True False",
+            "._getframe().f_code.co_filename, 'record' in dir())", prints="True False",
         ),
     }  # fmt: skip
     faults, found = run_toy(tmp_path, cells)
@@ -375,6 +375,6 @@ def test_a_run_that_comes_to_no_cell_gets_a_second_try(tmp_path):
 
 
 def test_a_kernel_that_does_not_watch_for_deprecations_is_red(tmp_path, monkeypatch):
-    monkeypatch.setattr(validation, "_RECORDER", "1/0")
+    monkeypatch.setattr(validation, "RECORDER", "1/0")
     (fault,) = validate(beside(tmp_path, toys.notebook(toys.parameters())), tmp_path / "out").faults
     assert "did not watch for deprecations" in fault

@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import difflib
 import html
-import inspect
 import json
 import os
 import pathlib
@@ -30,6 +29,7 @@ AT_ONCE = 2  # notebooks; two fit on one GPU, and on two cores
 CELL_SECONDS, NOTEBOOK_SECONDS = 120, 400
 SHOWN = 8  # faults of one notebook in a terminal; its page has them all
 
+RECORDER = pathlib.Path(__file__).with_name("deprecations.py").read_text(encoding="utf-8")  # now: it may be edited
 # Deprecations that may be: what the message says, as a pattern, and why the course can do nothing about it.
 EXCEPTIONS: dict[str, str] = {}
 
@@ -215,7 +215,7 @@ async def _nbval(path: pathlib.Path, junit: pathlib.Path) -> tuple[list[dict], l
 
     Returns:
       One dictionary a code cell, as notebooks/conftest.py writes them, and the deprecations that
-      `_record_deprecations` wrote.
+      `attnlab.deprecations` wrote.
 
     Raises:
       _NbvalError: it ran no cell, took too long, or says something else than its cells.
@@ -229,8 +229,7 @@ async def _nbval(path: pathlib.Path, junit: pathlib.Path) -> tuple[list[dict], l
         cells, warned, said = (pathlib.Path(folder) / name for name in ("cells.jsonl", "deprecations.jsonl", "said"))
         startup = pathlib.Path(folder) / "profile_default" / "startup" / "deprecations.py"
         startup.parent.mkdir(parents=True)
-        call = f"_record_deprecations({str(warned)!r})\ndel _record_deprecations\n"
-        startup.write_text(f"{_RECORDER}\n\n{call}", encoding="utf-8")
+        startup.write_text(f"{RECORDER}\nrecord({str(warned)!r})\ndel record, __doc__\n", encoding="utf-8")
         env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_") and k != "ATTNLAB_RESULTS"}
         # A profile of our own, so that the reader's does not matter. Two notebooks at once must fit on one GPU.
         env |= {"IPYTHONDIR": folder, "ATTNLAB_NBVAL_OUTPUTS": str(cells), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
@@ -260,18 +259,21 @@ async def _run(command: list[str], said: pathlib.Path, **how) -> int:
     import psutil
 
     with said.open("wb") as to:  # no pipe: what a cell left running would hold it open
-        child = await asyncio.create_subprocess_exec(*command, stdout=to, stderr=subprocess.STDOUT, **how)
+        # Not asyncio's own: a task that is cancelled while that starts a process loses hold of it.
+        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=to, stderr=subprocess.STDOUT, **how)
     try:
-        return await child.wait()
+        while child.poll() is None:
+            await asyncio.sleep(0.05)
+        return child.returncode
     finally:
-        if child.returncode is None:
+        if child.poll() is None:
             with contextlib.suppress(psutil.NoSuchProcess):
                 nbval = psutil.Process(child.pid)
                 nbval.suspend()  # so that it starts no other kernel now
                 for process in [*nbval.children(recursive=True), nbval]:
                     with contextlib.suppress(psutil.NoSuchProcess):
                         process.kill()
-            await child.wait()
+            child.wait()
 
 
 def _said_of(nb: dict, result: dict) -> str:
@@ -300,64 +302,6 @@ def _stripped(nb: dict, results: list[dict]) -> list[str]:
 
 
 # --- deprecations
-
-
-def _record_deprecations(path):
-    """Write what JAX, jaxlib, flax and TransformerEngine deprecate in this process to a file, as JSON lines.
-
-    It runs in a notebook's kernel, from a startup file that holds its source: it needs nothing from outside.
-    No filter is changed, so that cells show what they always show; a filter hides nothing from it either.
-
-    Seen is what goes through `warnings.warn`, `warnings.warn_explicit` and the decorator `deprecated` (PEP 702).
-    Not seen: warnings of C++ code, of subprocesses, and of a deprecated class that only gets a subclass.
-    """
-    import json
-    import sys
-    import warnings
-
-    open(path, "w").close()  # says that it runs
-    cell = {"source": ""}
-
-    def name(frame):
-        return frame.f_globals.get("__name__", "?")
-
-    def place(frame):
-        return f"{name(frame)}, line {frame.f_lineno}"
-
-    def record(message, category, by=None):
-        """Note a warning that the caller's caller issues; `by` names its module where that is another."""
-        kind = type(message) if isinstance(message, Warning) else category
-        if not kind or not issubclass(kind, (DeprecationWarning, PendingDeprecationWarning, FutureWarning)):
-            return
-        frames = [sys._getframe(2)]
-        while frames[-1].f_back:
-            frames.append(frames[-1].f_back)
-        if name(frames[0]) in ("warnings", "_py_warnings", "typing_extensions"):
-            # A wrapper by `deprecated`: what it wraps, in `arg`, says whose warning it is.
-            by = getattr(frames[0].f_locals.get("arg"), "__module__", None)
-            frames = frames[1:] or frames
-        by = by or place(frames[0])
-        if by.split(",")[0].split(".")[0] in ("jax", "jaxlib", "flax", "transformer_engine"):
-            ours = next((f for f in frames if name(f).split(".")[0] in ("attnlab", "__main__")), frames[0])
-            line = {"kind": kind.__name__, "by": by, "from": place(ours), "message": str(message)}
-            with open(path, "a", encoding="utf-8") as f:
-                f.write(json.dumps(line | cell) + "\n")
-
-    issued, issued_explicitly = warnings.warn, warnings.warn_explicit
-
-    def warn(message, category=None, stacklevel=1, *args, **kwargs):
-        record(message, category)
-        return issued(message, category, stacklevel + 1, *args, **kwargs)
-
-    def warn_explicit(message, category, filename, lineno, module=None, *args, **kwargs):
-        record(message, category, module)
-        return issued_explicitly(message, category, filename, lineno, module, *args, **kwargs)
-
-    warnings.warn, warnings.warn_explicit = warn, warn_explicit
-    get_ipython().events.register("pre_run_cell", lambda info: cell.update(source=info.raw_cell))  # noqa: F821
-
-
-_RECORDER = inspect.getsource(_record_deprecations)
 
 
 def _not_excepted(nb: dict, deprecations: list[dict]) -> list[str]:
