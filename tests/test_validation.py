@@ -378,3 +378,9 @@ def test_a_kernel_that_does_not_watch_for_deprecations_is_red(tmp_path, monkeypa
     monkeypatch.setattr(validation, "RECORDER", "1/0")
     (fault,) = validate(beside(tmp_path, toys.notebook(toys.parameters())), tmp_path / "out").faults
     assert "did not watch for deprecations" in fault
+
+
+def test_a_notebook_without_the_courses_conftest_is_red_at_once(tmp_path):
+    nb = toys.notebook(toys.parameters(), toys.code("print(1)", prints="1"))
+    found = validate(toys.write(tmp_path / "00_toy.ipynb", nb), tmp_path / "out")
+    assert len(found.faults) == 1 and "without a conftest.py beside it" in found.faults[0]

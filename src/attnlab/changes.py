@@ -153,7 +153,7 @@ def _side(place: str, again: int) -> Side:
         for r in records.latest(notebook=notebook):
             name = getattr(r, "name", "refused")  # a row that was refused is the same thing as one that was timed
             things[notebook, name, r.table, r.label, r.shape, r.dtype, r.mask] = r
-    name = place if len(place) <= 30 else f"…{os.sep}{pathlib.Path(place).name}"
+    name = place if len(place) <= 30 else os.sep.join(("…", *pathlib.Path(place).parts[-2:]))
     side = Side(name + (f" ({again + 1})" if again else ""), records, things)
     if len({str(r.env.get("device")) for r in records}) > 1:
         raise BadRequest(f"{place} holds results of several devices ({side.env('device')}): compare one at a time")

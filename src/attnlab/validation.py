@@ -220,6 +220,8 @@ async def _nbval(path: pathlib.Path, junit: pathlib.Path) -> tuple[list[dict], l
     Raises:
       _NbvalError: it ran no cell, took too long, or says something else than its cells.
     """
+    if not path.with_name("conftest.py").exists():
+        raise _NbvalError(f"{path}: without a conftest.py beside it nbval compares too much: copy the course's there")
     command = [
         sys.executable, "-m", "pytest", "--nbval", "--nbval-current-env", f"--nbval-cell-timeout={CELL_SECONDS}",
         "-o", "addopts=", "-p", "no:cacheprovider", "-q", "--color=no", f"--junitxml={junit}", str(path),
