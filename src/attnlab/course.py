@@ -322,6 +322,8 @@ class Progress:
         self.n, self.at = self.n + 1, (0, 0)
         self.course.total = len(self.names)
         self.course.set_description_str(f"notebook {self.n} of {len(self.names)}: {name}")
+        self.cells.n = 0
+        self.cells.set_description_str("  its kernel starts")
         if self.course.disable:
             print(f"[{self.n}/{len(self.names)}] {name} …", flush=True)
 
