@@ -132,6 +132,32 @@ def test_percentiles_that_are_no_numbers_leave_the_floor():
     assert changes.noise(timed(), new) == pytest.approx(1 + changes.DEVICE_FLOOR)
 
 
+def test_what_a_cpu_times_is_shown_and_not_counted_and_its_errors_are(compare):
+    def cpu(**values):
+        found = [fact(name, value) for name, value in values.items()]
+        return Records(dataclasses.replace(r, env=ENV | {"device": "a CPU", "kind": "cpu"}) for r in mine(*found))
+
+    old = cpu(factor=1.0, crossover="T = 93; beyond it naive is ahead", error=0.1, kernels=7)
+    status, text = compare(old, cpu(factor=3.0, crossover="T = 387; beyond it naive is ahead", error=0.1, kernels=7))
+    assert status == 0 and "2 moved by the host's clock, not counted" in text
+    assert compare(old, cpu(factor=1.0, crossover="T = 93; beyond it naive is ahead", error=0.3, kernels=7))[0] == 1
+    assert compare(old, cpu(factor=1.0, crossover="T = 93; beyond it naive is ahead", error=0.1, kernels=9))[0] == 1
+
+
+def test_a_notebook_that_was_stopped_is_not_compared_and_named(compare, tmp_path):
+    from attnlab.course import Outcome
+
+    folder = tmp_path / "build" / "results"
+    folder.mkdir(parents=True)
+    two = [dataclasses.replace(r, notebook=n) for n in ("00_a", "01_b") for r in mine(timed())]
+    Records(two).write(tmp_path / "old.jsonl")
+    Records([two[0], dataclasses.replace(two[1], ms=9.0)]).write(folder / "all.jsonl")
+    state = {"01_b": dataclasses.asdict(Outcome("01_b", "stopped", 1.0, 13, 25))}
+    (folder.parent / "run.json").write_text(json.dumps(state))
+    status, text = compare(tmp_path / "old.jsonl", folder)
+    assert status == 0 and "01_b stopped in cell 13 of 25: not compared. Run it again: make run ARGS=01" in text
+
+
 def test_chained_calls_are_held_to_what_the_device_is():
     old = timed(clock="chain")
     assert changes.row_change(old, timed(ms=1.02, clock="chain")) is None

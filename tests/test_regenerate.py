@@ -276,6 +276,9 @@ def test_outputs_of_a_gpu_are_not_replaced_by_those_of_a_cpu(here, capsys):
     before = path.read_bytes()
     assert run() == 2
     assert "00_one: the outputs are of an NVIDIA H200" in capsys.readouterr().err and path.read_bytes() == before
+    assert run("--dry-run") == 2  # the plan, and why it would be refused
+    said = capsys.readouterr()
+    assert "Would execute 1 notebook on the CPU" in said.out and "here they would be of a CPU" in said.err
     assert run("--out", "new") == 0
 
 

@@ -29,6 +29,7 @@ def main(notebooks: list[CourseNotebook], out) -> int:
                 outcome, runs = _cold_and_warm(nb, out / nb.name, progress)
             except KeyboardInterrupt:
                 status = course.INTERRUPTED
+                print(f"stopped in {nb.name}: the tables are of the {len(rows)} of {len(notebooks)} before it")
                 break
             progress.finish(outcome)
             if outcome.problem:

@@ -107,7 +107,9 @@ def _check_kind(nb: CourseNotebook, name: str, text: str, value) -> None:
         return
     kind = {int: int, str: str, tuple: list, list: list}.get(type(default))
     if kind and (type(value) is not kind or value == []):
-        raise BadRequest(f"{name}={text} does not fit {nb.name}: write it like {name}={nb.parameters[name]}")
+        # A shell, and make above it, would take spaces and round brackets for their own.
+        like = repr(list(default) if isinstance(default, tuple) else default).replace(" ", "")
+        raise BadRequest(f"{name}={text} does not fit {nb.name}: write it like {name}={like}")
 
 
 def _nearest(word: str, words: list[str]) -> str:
@@ -331,6 +333,7 @@ class Progress:
         self.at = (number, cells)
         self.cells.total, self.cells.n = cells, number - 1
         self.cells.set_description_str(f"  cell {number} of {cells}")
+        self.course.refresh()  # its clock
 
     def finish(self, outcome):
         self.course.n = self.n

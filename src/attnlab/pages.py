@@ -65,6 +65,9 @@ def _convert(notebook, template: str, title: str = "", **options) -> tuple[str, 
 
     nb = nbformat.read(notebook, as_version=4)
     nb.metadata["title"] = title
+    for cell in nb.cells:  # a progress line that was cleared leaves an output of nothing, which nbconvert warns of
+        if "outputs" in cell:
+            cell.outputs = [o for o in cell.outputs if o.output_type != "display_data" or o.data]
     return HTMLExporter(raw_template=template, **options).from_notebook_node(nb)
 
 

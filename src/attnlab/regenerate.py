@@ -12,6 +12,7 @@ import re
 import shutil
 import sys
 import tempfile
+import time
 
 from attnlab import changes, course, files
 from attnlab.device import gpu_names
@@ -64,6 +65,8 @@ def regenerate(notebooks: list[CourseNotebook], parameters: dict, out, cell_seco
     known = Records(r for path in sorted(results.glob("*.jsonl")) for r in Records.read(path))
     recorded_on = {r.notebook: r.env["device"] for r in known if r.env.get("kind") == "gpu"} if in_place else {}
     gpus = gpu_names()
+    if dry_run:
+        _say_what(notebooks, parameters, target, results, gpus, cell_seconds)
     if not gpus and (lost := [nb.name for nb in notebooks if nb.name in recorded_on]):
         more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
         raise course.BadRequest(f"{lost[0]}{more}: {_no_cpu(recorded_on[lost[0]])}")
@@ -71,7 +74,7 @@ def regenerate(notebooks: list[CourseNotebook], parameters: dict, out, cell_seco
     for place in (target, results, BEFORE):
         files.require_room(place, 3 * size)  # a new file and a copy of the old one stand beside it for a moment
     if dry_run:
-        return _say_what(notebooks, parameters, target, results, gpus, cell_seconds)
+        return 0
     try:
         with files.only_one(folder), tempfile.TemporaryDirectory(prefix="attnlab-") as temporary:
             files.remove_left_over(target, results)
@@ -90,7 +93,7 @@ def regenerate(notebooks: list[CourseNotebook], parameters: dict, out, cell_seco
 def _no_cpu(device: str) -> str:
     return (
         f"the outputs are of an {device}, and here they would be of a CPU. "
-        "Run this on a GPU, or give --out DIR to write elsewhere"
+        "Run this on a GPU, or give --out another folder than that of the notebooks"
     )
 
 
@@ -129,15 +132,15 @@ def with_values(text: str, values: dict) -> str:
     return b"".join(lines).decode()
 
 
-def _say_what(notebooks, parameters, target, results, gpus, cell_seconds) -> int:
-    print(f"Would execute {len(notebooks)} notebooks on {gpus[0] if gpus else 'the CPU'}, by {sys.executable},")
+def _say_what(notebooks, parameters, target, results, gpus, cell_seconds) -> None:
+    count = f"{len(notebooks)} notebook{'s' * (len(notebooks) > 1)}"
+    print(f"Would execute {count} on {gpus[0] if gpus else 'the CPU'}, by {sys.executable},")
     print(f"with at most {cell_seconds} s a cell. Nothing was changed.")
     for nb in notebooks:
         values = ", ".join(f"{name}={value!r}" for name, value in parameters.items() if name in nb.parameters)
         verb = "replaces" if (target / nb.path.name).exists() else "makes"
         print(f"  {nb.name} {verb} {target / nb.path.name}" + (f", with {values}" if values else ""))
     print(f"Records would go into {results}/DEVICE.jsonl; what fails would be kept in {FAILED}/.")
-    return 0
 
 
 # --- the run
@@ -164,10 +167,11 @@ class _Run:
                 progress.finish(outcomes[-1])
                 if outcomes[-1].status == "stopped":
                     break
-        return self._summary(outcomes)
+        return self._summary(outcomes, len(notebooks))
 
     def _one(self, nb, parameters, progress) -> course.Outcome:
         given, made = self.temporary / nb.path.name, self.temporary / "executed" / nb.path.name
+        began = time.perf_counter()
         try:
             as_it_was = nb.path.read_bytes()
             given.write_text(dumps(_with_parameters(nb, parameters)), encoding="utf-8")
@@ -177,9 +181,9 @@ class _Run:
             )
             problem = outcome.problem or self._put_in_place(nb, made, as_it_was)
         except KeyboardInterrupt:
-            return course.Outcome(nb.name, "stopped", 0.0, *progress.at)
+            return course.Outcome(nb.name, "stopped", time.perf_counter() - began, *progress.at)
         except (OSError, NotebookError) as e:  # the temporary place is full, the notebook is gone: the others go on
-            return course.Outcome(nb.name, "failed", 0.0, problem=course.one_line(e))
+            return course.Outcome(nb.name, "failed", time.perf_counter() - began, problem=course.one_line(e))
         if problem and made.exists():
             problem += f"; the failed run is {_keep_aside(made)}"
         return dataclasses.replace(outcome, status="failed" if problem else "done", problem=problem)
@@ -212,7 +216,7 @@ class _Run:
             return f"it could not be put in place, and nothing was replaced: {course.one_line(e)}"
         return ""
 
-    def _summary(self, outcomes) -> int:
+    def _summary(self, outcomes, asked: int) -> int:
         last, failed = outcomes[-1], [o for o in outcomes if o.status == "failed"]
         print()
         for o in failed:
@@ -221,7 +225,7 @@ class _Run:
             what = "and is regenerated" if last.notebook in self.placed else f"{last.where}, and is as it was"
             print(f"stopped: {last.notebook} {what}")
         seconds = sum(o.seconds for o in outcomes)
-        print(f"{len(self.placed)} of {len(outcomes)} notebooks regenerated in {self.target}/ ({seconds:.0f} s)")
+        print(f"{len(self.placed)} of {asked} notebooks regenerated in {self.target}/ ({seconds:.0f} s)")
         for path, before in self.before.items():
             print(f"records: {path}")
             if path.resolve() == (RESULTS / "nvidia-h200.jsonl").resolve():
