@@ -151,4 +151,5 @@ _WORDS = {
 
 def environment_words(env: dict) -> str:
     """The environment of a record in one line: the device, and each version that is known."""
-    return ", ".join(f"{_WORDS.get(k, f'{k} ')}{v}" for k, v in env.items() if v and k != "kind")
+    known = {k: v for k, v in env.items() if v and k != "kind" and v != "none"}  # a CPU has no compute capability
+    return ", ".join(f"{_WORDS.get(k, f'{k} ')}{v}" for k, v in known.items())
