@@ -243,6 +243,15 @@ def wait_for(condition, seconds):
         time.sleep(0.05)
 
 
+def interrupted(running, by=signal.SIGINT):
+    """What a process says that is interrupted as by a terminal: its whole group, and again if it did not hear."""
+    for _ in range(3):
+        os.killpg(running.pid, by)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return running.communicate(timeout=15)
+    raise AssertionError("it did not end")
+
+
 def test_ctrl_c(tmp_path):
     notebooks, pid_file = tmp_path / "notebooks", tmp_path / "pid"
     wait = f"import os, pathlib, time\npathlib.Path({str(pid_file)!r}).write_text(str(os.getpid()))\ntime.sleep(60)"
@@ -254,8 +263,7 @@ def test_ctrl_c(tmp_path):
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, start_new_session=True,
     )  # fmt: skip
     wait_for(lambda: running.poll() is not None or pid_file.exists() and pid_file.read_text(), 60)
-    os.killpg(running.pid, signal.SIGINT)  # as a terminal does: to the whole group
-    said, errors = running.communicate(timeout=30)
+    said, errors = interrupted(running)
     assert (running.returncode, errors) == (130, "")
     assert "stopped: 01_long in cell 2 of 3; the notebooks are untouched; finished pages are in build/" in said
     assert contents(notebooks) == before

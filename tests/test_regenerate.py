@@ -16,7 +16,7 @@ import pytest
 
 import toy_notebooks as toys
 from attnlab import cli, files, notebook_files, records, regenerate
-from test_course import attnlab, contents, wait_for
+from test_course import attnlab, contents, interrupted, wait_for
 
 pytestmark = pytest.mark.xdist_group("regenerate")
 
@@ -166,8 +166,7 @@ def test_ctrl_c_and_other_ends_are_clean(here, ended_by):
     before = path.read_bytes()
     running = started(here)
     wait_for(lambda: running.poll() is not None or pid.exists() and pid.read_text(), 60)
-    os.killpg(running.pid, ended_by)
-    said, errors = running.communicate(timeout=30)
+    said, errors = interrupted(running, ended_by)
     assert (running.returncode, errors) == (130, "")
     assert "stopped: 00_one in cell 3 of 4, and is as it was" in said
     assert path.read_bytes() == before and os.listdir("notebooks") == ["00_one.ipynb"]
