@@ -97,7 +97,7 @@ def main(argv=None) -> int:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal that can't show "µ" shows "?"
     if argv is None:  # the command itself: what ends it otherwise, such as a lost connection, is as clean as Ctrl-C
-        for name in (signal.SIGTERM, signal.SIGHUP):
+        for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # SIGINT too: a background shell ignores it
             signal.signal(name, signal.default_int_handler)
     args = _parser().parse_args(argv)
     from attnlab.course import BadRequest
