@@ -167,7 +167,9 @@ def start(root, *arguments, **more):
 
 
 def run(command, root, **more):
-    return subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=100, **more)
+    # What `make test PYTHON=…` hands down to every make below it is not for the make that is tested.
+    environment = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS", "PYTHON")}
+    return subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=100, **{"env": environment} | more)
 
 
 def finished(root, /, **changes):

@@ -9,8 +9,8 @@ SOURCE = pathlib.Path(__file__).parents[1] / "src" / "attnlab"
 FLOW = [
     "files", "records", "device", "features", "inputs", "attention", "evidence", "timing", "display", "plots",
     "comparison", "sweeps", "tables", "curves", "claims", "ledger", "exercises", "checks", "session", "clock",
-    "notebook_files", "pages", "course", "changes", "regenerate", "deprecations", "validation", "site", "preclass",
-    "bench", "cli",
+    "notebook_files", "pages", "course", "changes", "regenerate", "deprecations", "validation", "site", "doctor",
+    "preclass", "bench", "cli",
 ]  # fmt: skip
 
 

@@ -13,7 +13,7 @@ import time
 import pytest
 
 import toy_notebooks as toys
-from attnlab import cli, device, preclass, records
+from attnlab import cli, device, doctor, preclass, records
 from attnlab.claims import HOLDS
 from attnlab.ledger import LEDGER
 
@@ -26,6 +26,7 @@ DOCTOR = {
     "device": "NVIDIA H200", "kind": "gpu", "driver": "580.1", "jax": "0.11.2", "cudnn": "9.19.0", "python": "3.12.3",
     "memory": {"total": 140 * GIB, "free": 139 * GIB, "held": GIB, "holders": []},
     "features": [{"key": "gpu", "name": "NVIDIA GPU", "ok": True, "reason": "NVIDIA H200", "todo": ""}],
+    "checks": [{"name": "modules", "ok": True, "reason": "all import", "todo": ""}],
 }  # fmt: skip
 SAVED = [records.to_json(r) for r in records.saved().find(notebook="00_start_here")]
 DONE = {"notebook": "00_start_here", "status": "done", "seconds": 12.0, "cell": 20, "cells": 20, "problem": ""}
@@ -173,6 +174,7 @@ REASONS = {
     "cpu": "computes on the CPU: nvidia-smi sees a GPU but JAX does not use it; unset JAX_PLATFORMS",
     "taken": "60.0 GiB of the GPU's 140 GiB are held by python, jupyter (pid 7, 60.0 GiB): shut them down",
     "dialect": "it answers in another form (KeyError: 'jax'): bring that checkout and this one to the same",
+    "unready": "modules: not there: flax (add it)",
     "chatty": "it answers in another form (ValueError",
     "failing": "notebook 00 failed in cell 3 of 20: ValueError: why",
     "nothing": "notebook 00 did not run: [1/1] 00_start_here …",
@@ -221,6 +223,10 @@ def asked(machines):
         "cpu": {"doctor": DOCTOR | {"kind": "cpu", "features": [no_gpu]}},
         "taken": {"doctor": DOCTOR | {"memory": held}},
         "dialect": {"doctor": {k: v for k, v in DOCTOR.items() if k != "jax"}},
+        "unready": {
+            "doctor": DOCTOR
+            | {"checks": [{"name": "modules", "ok": False, "reason": "not there: flax", "todo": "add it"}]}
+        },
         "chatty": {"doctor": "no JSON at all"},
         "failing": {"outcome": DONE | {"status": "failed", "cell": 3, "problem": "ValueError: why"}},
         "stopped": {"outcome": DONE | {"status": "stopped", "cell": 3}, "lines": []},
@@ -344,6 +350,17 @@ def test_a_real_failure_names_its_cell_and_python3_does_where_no_venv_is(machine
     done = ask(machines, "toy", env={"JAX_PLATFORMS": "cpu"})
     table = " ".join(done.stdout.split("\n\n")[1].split())
     assert "notebook 00 failed in cell 2 of 2: ValueError: why last line" in table, done.stdout
+
+
+def test_a_pod_brings_its_own_environment(machines):
+    notebook = toys.notebook(toys.parameters(), toys.code("raise ValueError('ran in the pod')"))
+    toys.write(machines / "in_pod" / "00_toy.ipynb", notebook)
+    checkout(machines / "pod" / "attention", machines / "in_pod")
+    program(machines / "pod" / "bin" / "python3", "#!/bin/sh\necho 'the wrong Python' >&2\nexit 1\n")
+    python_there(machines / "pod" / "opt" / "python3")
+    (machines / "pod" / "env.sh").write_text(f"PATH={machines / 'pod' / 'opt'}:$PATH\n")
+    done = ask(machines, "pod", env={"JAX_PLATFORMS": "cpu", "BASH_ENV": str(machines / "pod" / "env.sh")})
+    assert "ran in the pod" in done.stdout, done.stdout
 
 
 def test_a_python_without_jax_says_what_to_do(machines):
@@ -495,11 +512,11 @@ def test_what_others_hold_is_not_what_doctor_itself_holds(monkeypatch):
     monkeypatch.setattr(device, "gpu_memory", lambda: (71 * GIB, 80 * GIB))
     holders = [device.Holder(1, "me", 61 * GIB, True), device.Holder(2, "other", 10 * GIB, False)]
     monkeypatch.setattr(device, "memory_holders", lambda: holders)
-    memory = json.loads(preclass.doctor_line())["memory"]
+    memory = json.loads(doctor.line())["memory"]
     assert (memory["held"], memory["free"]) == (10 * GIB, 70 * GIB)
     assert [h["name"] for h in memory["holders"]] == ["other"]
     monkeypatch.setattr(device, "gpu_memory", lambda: None)  # some boards do not tell
-    memory = json.loads(preclass.doctor_line())["memory"]
+    memory = json.loads(doctor.line())["memory"]
     assert memory == {"total": 80 * GIB, "free": 1, "held": 0, "holders": []}
 
 

@@ -145,15 +145,13 @@ def _need_device() -> None:
 
 
 def doctor(args) -> int:
-    from attnlab import preclass, tables
+    from attnlab import doctor
 
     _need_device()
     if args.json:
-        print(preclass.doctor_line())
+        print(doctor.line())
         return 0
-    tables.show_device()
-    tables.show_features()
-    return 0
+    return doctor.main()
 
 
 def _notebooks(args):

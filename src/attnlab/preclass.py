@@ -105,24 +105,6 @@ def main(hosts: list[str], pods: str | None, namespace: str | None, folder: str)
     return 0 if green == len(reports) else 1
 
 
-def doctor_line() -> str:
-    """What `attnlab doctor` knows, as one line of JSON: what runs on the machine itself.
-
-    Raises `attnlab.device.DeviceNotFound`.
-    """
-    from attnlab import device
-    from attnlab.features import features
-
-    known = [{"key": key, **dataclasses.asdict(f)} for key, f in features().items()]
-    memory = {"total": device.current().memory, "free": device.free_memory(), "held": 0, "holders": []}
-    if others := device.held_by_others():
-        held, total = others
-        holders = [dataclasses.asdict(h) for h in device.memory_holders() or [] if not h.mine]
-        # Free is what the next process can have: what this one took for itself goes with it.
-        memory = {"total": total, "free": total - held, "held": held, "holders": holders}
-    return json.dumps(device.environment() | {"memory": memory, "features": known})
-
-
 def _machines(hosts: list[str], pods: str | None, namespace: str | None) -> list[Machine]:
     if bool(hosts) == bool(pods):
         wrong = "hosts and --pods together: give one of them" if pods else "no machines: name hosts, or a label of pods"
@@ -273,6 +255,9 @@ def _judge_doctor(report: Report, parts: dict) -> Iterator[str]:
     known = json.loads(line)
     memory, total, held = known["memory"], known["memory"]["total"], known["memory"]["held"]
     report.seen = {"GPU": "none", "driver": known["driver"], "JAX": known["jax"]}
+    for check in known["checks"]:
+        if not check["ok"]:
+            yield f"{check['name']}: {check['reason']} ({check['todo']})"
     if known["kind"] != "gpu":
         (gpu,) = [f for f in known["features"] if f["key"] == "gpu"]
         yield f"computes on the CPU: {'; '.join(filter(None, (gpu['reason'], gpu['todo'])))}"

@@ -36,6 +36,8 @@ done
 everywhere='the folder that a shell starts in, ~ and /workspace, and one level below each'
 [ "$course" ] && cd -- "$course" || problem folder "${wanted:-$everywhere}"
 
+# In a pod of the course: its Python and its libraries, which a shell of `kubectl exec` does not know otherwise.
+[ -r "${BASH_ENV:-}" ] && . "$BASH_ENV"
 python=.venv/bin/python
 if [ -x "$python" ]; then
   unset PYTHONPATH PYTHONHOME
