@@ -15,8 +15,8 @@ UV ?= uv
 WORKERS ?= auto --maxprocesses 8
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint format lab regenerate compare claims validate matrix site preclass bench clock doctor saved \
-  lock clean
+.PHONY: help run test test-cloud lint format lab regenerate compare claims validate matrix site preclass bench clock \
+  doctor saved lock clean preflight deploy send token forward image teardown
 
 ifeq ($(strip $(PYTHON)),)
 PY := .venv/bin/python
@@ -36,7 +36,7 @@ env = @command -v "$(PYTHON)" >/dev/null || { echo "make: PYTHON=$(PYTHON) is no
 endif
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
 	@sed -n 's/^#   //p' Makefile
 
 run: ## execute the whole course; an HTML page per notebook and an index in build/
@@ -47,7 +47,24 @@ test: export JAX_PLATFORMS ?= cpu
 test: ## run the tests, on the CPU (JAX_PLATFORMS=cuda make test: on the GPU); JUnit in build/test/
 	$(env)
 	@mkdir -p build/test
-	@$(PY) -m pytest -n $(WORKERS) --dist loadgroup --junitxml build/test/junit.xml $(ARGS)
+	@$(PY) -m pytest -n $(WORKERS) --dist loadgroup --ignore tests/cloud \
+	  --junitxml build/test/junit.xml $(ARGS)
+
+test-cloud: export JAX_PLATFORMS ?= cpu
+test-cloud: ## test terraform/ and deploy/ without a cloud (needs terraform and kubectl)
+	$(env)
+	@for tool in terraform kubectl; do command -v $$tool >/dev/null || { echo "make: test-cloud needs $$tool:" \
+	  "see README, On Google Cloud" >&2; exit 1; }; done
+	@$(MAKE) --no-print-directory PY="$(PY)" .venv-cloud/ready
+	@mkdir -p build/test
+	@$(PY) -m pytest tests/cloud -n $(WORKERS) --dist loadgroup --junitxml build/test/cloud.xml $(ARGS)
+
+.venv-cloud/ready: deploy/locks/cloud.txt
+	@echo "making .venv-cloud: checkov and kubernetes-validate"
+	@rm -rf .venv-cloud
+	@"$(PY)" -m venv .venv-cloud
+	@.venv-cloud/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $<
+	@touch $@
 
 lint: ## check code and notebooks; changes nothing
 	$(env)
@@ -120,6 +137,13 @@ lock: ## resolve pyproject.toml anew into deploy/locks/ (needs uv and a network)
 	    --universal --fork-strategy requires-python --python-version 3.11 --no-emit-index-url --generate-hashes \
 	    --custom-compile-command "make lock" --output-file deploy/locks/$$set.txt || exit; \
 	done
+	@echo deploy/locks/cloud.txt
+	@"$(UV)" pip compile --group cloud --quiet --upgrade --universal --python-version 3.11 --no-emit-index-url \
+	  --generate-hashes --custom-compile-command "make lock" --output-file deploy/locks/cloud.txt
+	@echo deploy/locks/pod.txt  # without hashes: the image's own versions take precedence
+	@sed -n 's/.*name: PACKAGES, value: \(.*\)}/\1/p' deploy/base/jupyter.yaml | tr ' ' '\n' | "$(UV)" pip compile - \
+	  --quiet --upgrade --python-version 3.12 --python-platform linux --no-emit-index-url --no-annotate \
+	  --custom-compile-command "make lock" --output-file deploy/locks/pod.txt
 
 clean: ## remove build/ and caches (.venv stays; remove it with: rm -r .venv)
 	@rm -rf build .pytest_cache .ruff_cache .hypothesis src/attnlab.egg-info

@@ -26,7 +26,7 @@ from make_env import OLDEST, ROOT, Problem, last_line, output_of, release, say  
 ROWS = ("oldest", "newest")
 NEWEST_NEEDS = (3, 12)  # Python 3.11 gets JAX 0.10, whatever newer there is
 # What is about the locks and about this tool, not about JAX.
-LEFT_OUT = ("tests/test_environment.py", "tests/test_matrix.py")
+LEFT_OUT = ("tests/test_environment.py", "tests/test_matrix.py", "tests/cloud")
 VERSIONS = "from importlib.metadata import version as v; print('versions', v('jax'), v('flax'))"
 
 Result = namedtuple("Result", "row python jax flax words failed")
