@@ -197,6 +197,12 @@ def test_the_student_finds_the_same_folders_as_in_the_base():
     assert storage["dynamic"]["storageClass"] == claim["storageClassName"]
 
 
+def test_no_more_students_start_than_terraform_allows_nodes():
+    text = (REPO / "terraform" / "variables.tf").read_text(encoding="utf-8")
+    nodes = int(re.search(r'variable "max_gpu_nodes" \{[^}]*?default\s*=\s*(\d+)', text)[1])
+    assert VALUES["hub"]["activeServerLimit"] == nodes * int(CONTAINER["resources"]["limits"][GPU])
+
+
 def test_the_students_network_is_that_of_the_base():
     assert VALUES["singleuser"]["networkPolicy"]["egress"] == of_kind("NetworkPolicy")["spec"]["egress"]
 
