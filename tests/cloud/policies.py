@@ -227,8 +227,8 @@ def library_path_is_appended(docs):
         for times in (1, 2):
             got = after_env_sh(docs, before, times)
             found += unless(
-                (got["LD_LIBRARY_PATH"] == after, f"LD_LIBRARY_PATH {before!r} becomes {got['LD_LIBRARY_PATH']!r}"),
-                (got["PATH"] == IN_FRONT, f"PATH becomes {got['PATH']!r}"),
+                (got.get("LD_LIBRARY_PATH") == after, f"LD_LIBRARY_PATH {before!r} becomes {got}"),
+                (got.get("PATH") == IN_FRONT, f"PATH becomes {got}"),
             )
     return found
 
@@ -348,14 +348,15 @@ def ports_agree(docs, commands: pathlib.Path = REPO / "deploy" / "cloud.py"):
         "targetPort": values(services, "*.spec.ports.*.targetPort"),
         "NetworkPolicy": values(policies, "*.spec.ingress.*.ports.*.port"),
         "Jupyter": map(int, re.findall(r'= "0\.0\.0\.0", (\d+)', texts(docs)[CONFIG])),
-        "port-forward": map(int, re.findall(r"\b88\d\d\b", commands.read_text(encoding="utf-8"))),
+        "port-forward": map(int, re.findall(r"\bPORT = .*?(\d+)", commands.read_text(encoding="utf-8"))),
     }
     found = {where: {named.get(port, port) for port in given} for where, given in ports.items()}
     return [f"{where}: {given or 'none'}, not {PORT}" for where, given in found.items() if given != {PORT}]
 
 
 def commands_know_the_names(docs, commands: pathlib.Path = REPO / "deploy" / "cloud.py"):
-    used = re.findall(r"\bjax-(?:jupyter|course|workspace)[a-z-]*", commands.read_text(encoding="utf-8"))
+    text = commands.read_text(encoding="utf-8").replace("{APP}", "jax-jupyter")
+    used = re.findall(r"\bjax-(?:jupyter|course|workspace)[a-z-]*", text)
     known = {name_of(d) for d in docs} | MADE_AT_DEPLOY
     return [f"{commands.name} names {name}, which is no object" for name in sorted(set(used) - known)]
 
