@@ -91,10 +91,8 @@ run "gpu_nodes_come_when_asked_for_and_are_guarded" {
     error_message = "from zero to max_gpu_nodes"
   }
   assert {
-    condition = (length(google_container_node_pool.gpu.node_config[0].taint) == 1
-      && google_container_node_pool.gpu.node_config[0].taint[0].key == "nvidia.com/gpu"
-      && google_container_node_pool.gpu.node_config[0].taint[0].value == "present"
-    && google_container_node_pool.gpu.node_config[0].taint[0].effect == "NO_SCHEDULE")
+    condition = [for taint in google_container_node_pool.gpu.node_config[0].taint : "${taint.key}=${taint.value}:${taint.effect}"
+    ] == ["nvidia.com/gpu=present:NO_SCHEDULE"]
     error_message = "the GPU taint is declared"
   }
   assert {
