@@ -98,7 +98,7 @@ def stays_inside(path):
 
 
 def state_of(dest, path):
-    """The hash of what stands at a path, else ABSENT, NO_FILE (a link, a folder, unreadable) or BLOCKED (its folder is)."""
+    """The hash of what stands at a path; else ABSENT, NO_FILE (a link, a folder) or BLOCKED (in no real folder)."""
     *folders, name = path.split("/")
     for folder in folders:
         dest = os.path.join(dest, folder)
@@ -208,7 +208,8 @@ def move(moves, gone, before, manifest, dest):
         for number, (path, _, _, there) in enumerate(moves):
             if state_of(dest, path) != there:  # the student saved it while this ran
                 lines.append(f"{path}: changed while the course came; send again")
-                manifest[path] = before.get(path, "never delivered")
+                if path in manifest:  # and not the name beside
+                    manifest[path] = before.get(path, "never delivered")
                 write_manifest(staging, manifest)
                 continue
             os.makedirs(os.path.dirname(os.path.join(dest, path)), exist_ok=True)
