@@ -141,7 +141,8 @@ lock: ## resolve pyproject.toml anew into deploy/locks/ (needs uv and a network)
 	@"$(UV)" pip compile --group cloud --quiet --upgrade --universal --python-version 3.11 --no-emit-index-url \
 	  --generate-hashes --custom-compile-command "make lock" --output-file deploy/locks/cloud.txt
 	@echo deploy/locks/pod.txt  # without hashes: the image's own versions take precedence
-	@sed -n 's/.*name: PACKAGES, value: \(.*\)}/\1/p' deploy/base/jupyter.yaml | tr ' ' '\n' | "$(UV)" pip compile - \
+	@sed -n 's/.*name: PACKAGES, value: \(.*\)}/\1/p; s/^ARG JUPYTERHUB=/jupyterhub==/p' deploy/base/jupyter.yaml deploy/image/Dockerfile \
+	  | tr ' ' '\n' | "$(UV)" pip compile - \
 	  --quiet --upgrade --python-version 3.12 --python-platform linux --no-emit-index-url --no-annotate \
 	  --custom-compile-command "make lock" --output-file deploy/locks/pod.txt
 
