@@ -15,8 +15,10 @@ run "a_cluster_that_is_closed_by_default" {
     error_message = "nodes have no public address"
   }
   assert {
-    condition = (google_container_cluster.main.control_plane_endpoints_config[0].dns_endpoint_config[0].allow_external_traffic
-    && !google_container_cluster.main.control_plane_endpoints_config[0].ip_endpoints_config[0].enabled)
+    condition = alltrue([
+      google_container_cluster.main.control_plane_endpoints_config[0].dns_endpoint_config[0].allow_external_traffic,
+      !google_container_cluster.main.control_plane_endpoints_config[0].ip_endpoints_config[0].enabled,
+    ])
     error_message = "the control plane is reached by its DNS name only"
   }
   assert {
@@ -36,45 +38,59 @@ run "a_cluster_that_is_closed_by_default" {
     error_message = "GKE's first pool goes"
   }
   assert {
-    condition = (google_container_cluster.main.ip_allocation_policy[0].cluster_secondary_range_name == google_compute_subnetwork.nodes.secondary_ip_range[0].range_name
-    && google_container_cluster.main.ip_allocation_policy[0].services_secondary_range_name == google_compute_subnetwork.nodes.secondary_ip_range[1].range_name)
+    condition = alltrue([
+      google_container_cluster.main.ip_allocation_policy[0].cluster_secondary_range_name == google_compute_subnetwork.nodes.secondary_ip_range[0].range_name,
+      google_container_cluster.main.ip_allocation_policy[0].services_secondary_range_name == google_compute_subnetwork.nodes.secondary_ip_range[1].range_name,
+    ])
     error_message = "pods and services take the subnet's ranges"
   }
   assert {
-    condition = (google_container_cluster.main.release_channel[0].channel == "REGULAR"
-    && length(google_container_cluster.main.maintenance_policy[0].maintenance_exclusion) == 0)
+    condition = alltrue([
+      google_container_cluster.main.release_channel[0].channel == "REGULAR",
+      length(google_container_cluster.main.maintenance_policy[0].maintenance_exclusion) == 0,
+    ])
     error_message = "channel REGULAR, and no class day yet"
   }
   assert {
-    condition = (google_container_cluster.main.resource_labels["course"] == "attention"
-      && google_container_node_pool.gpu.node_config[0].resource_labels["course"] == "attention"
-      && google_container_node_pool.system.node_config[0].resource_labels["course"] == "attention"
-    && google_artifact_registry_repository.images.labels["course"] == "attention")
+    condition = alltrue([
+      google_container_cluster.main.resource_labels["course"] == "attention",
+      google_container_node_pool.gpu.node_config[0].resource_labels["course"] == "attention",
+      google_container_node_pool.system.node_config[0].resource_labels["course"] == "attention",
+      google_artifact_registry_repository.images.labels["course"] == "attention",
+    ])
     error_message = "what is billed carries the label"
   }
 }
 
 run "nodes_have_an_account_of_their_own_that_may_do_little" {
   assert {
-    condition = (google_container_node_pool.gpu.node_config[0].service_account == google_service_account.nodes.email
-      && google_container_node_pool.system.node_config[0].service_account == google_service_account.nodes.email
-    && google_container_cluster.main.node_config[0].service_account == google_service_account.nodes.email)
+    condition = alltrue([
+      google_container_node_pool.gpu.node_config[0].service_account == google_service_account.nodes.email,
+      google_container_node_pool.system.node_config[0].service_account == google_service_account.nodes.email,
+      google_container_cluster.main.node_config[0].service_account == google_service_account.nodes.email,
+    ])
     error_message = "no node runs as the project's default account"
   }
   assert {
-    condition = (google_project_iam_member.nodes.role == "roles/container.defaultNodeServiceAccount"
-    && google_project_iam_member.nodes.member == "serviceAccount:${google_service_account.nodes.email}")
+    condition = alltrue([
+      google_project_iam_member.nodes.role == "roles/container.defaultNodeServiceAccount",
+      google_project_iam_member.nodes.member == "serviceAccount:${google_service_account.nodes.email}",
+    ])
     error_message = "in the project the nodes have the one role that nodes need"
   }
   assert {
-    condition = (google_artifact_registry_repository_iam_member.nodes_read.role == "roles/artifactregistry.reader"
-      && google_artifact_registry_repository_iam_member.nodes_read.repository == google_artifact_registry_repository.images.name
-    && google_artifact_registry_repository_iam_member.nodes_read.member == "serviceAccount:${google_service_account.nodes.email}")
+    condition = alltrue([
+      google_artifact_registry_repository_iam_member.nodes_read.role == "roles/artifactregistry.reader",
+      google_artifact_registry_repository_iam_member.nodes_read.repository == google_artifact_registry_repository.images.name,
+      google_artifact_registry_repository_iam_member.nodes_read.member == "serviceAccount:${google_service_account.nodes.email}",
+    ])
     error_message = "nodes read the one repository, and write none"
   }
   assert {
-    condition = (google_project_iam_member.build.role == "roles/cloudbuild.builds.builder"
-    && google_project_iam_member.build.member == "serviceAccount:${google_service_account.build.email}")
+    condition = alltrue([
+      google_project_iam_member.build.role == "roles/cloudbuild.builds.builder",
+      google_project_iam_member.build.member == "serviceAccount:${google_service_account.build.email}",
+    ])
     error_message = "builds have their account"
   }
   assert {
@@ -85,9 +101,11 @@ run "nodes_have_an_account_of_their_own_that_may_do_little" {
 
 run "gpu_nodes_come_when_asked_for_and_are_guarded" {
   assert {
-    condition = (google_container_node_pool.gpu.autoscaling[0].total_min_node_count == 0
-      && google_container_node_pool.gpu.autoscaling[0].total_max_node_count == 1
-    && google_container_node_pool.gpu.initial_node_count == 0)
+    condition = alltrue([
+      google_container_node_pool.gpu.autoscaling[0].total_min_node_count == 0,
+      google_container_node_pool.gpu.autoscaling[0].total_max_node_count == 1,
+      google_container_node_pool.gpu.initial_node_count == 0,
+    ])
     error_message = "from zero to max_gpu_nodes"
   }
   assert {
@@ -96,8 +114,10 @@ run "gpu_nodes_come_when_asked_for_and_are_guarded" {
     error_message = "the GPU taint is declared"
   }
   assert {
-    condition = (google_container_node_pool.gpu.node_config[0].guest_accelerator[0].type == "nvidia-l4"
-    && google_container_node_pool.gpu.node_config[0].guest_accelerator[0].gpu_driver_installation_config[0].gpu_driver_version == "LATEST")
+    condition = alltrue([
+      google_container_node_pool.gpu.node_config[0].guest_accelerator[0].type == "nvidia-l4",
+      google_container_node_pool.gpu.node_config[0].guest_accelerator[0].gpu_driver_installation_config[0].gpu_driver_version == "LATEST",
+    ])
     error_message = "GKE installs its latest driver for the L4"
   }
   assert {
@@ -109,8 +129,10 @@ run "gpu_nodes_come_when_asked_for_and_are_guarded" {
     error_message = "secure boot and integrity monitoring on every node"
   }
   assert {
-    condition = (google_container_node_pool.gpu.node_config[0].workload_metadata_config[0].mode == "GKE_METADATA"
-    && google_container_node_pool.system.node_config[0].workload_metadata_config[0].mode == "GKE_METADATA")
+    condition = alltrue([
+      google_container_node_pool.gpu.node_config[0].workload_metadata_config[0].mode == "GKE_METADATA",
+      google_container_node_pool.system.node_config[0].workload_metadata_config[0].mode == "GKE_METADATA",
+    ])
     error_message = "pods do not see the node's identity"
   }
   assert {
@@ -122,24 +144,30 @@ run "gpu_nodes_come_when_asked_for_and_are_guarded" {
     error_message = "an upgrade needs no second L4"
   }
   assert {
-    condition = (length(google_container_node_pool.system.node_config[0].taint) == 0
-      && length(google_container_node_pool.system.node_config[0].guest_accelerator) == 0
-      && startswith(google_container_node_pool.system.node_config[0].machine_type, "e2-")
-    && google_container_node_pool.system.node_count == 1)
+    condition = alltrue([
+      length(google_container_node_pool.system.node_config[0].taint) == 0,
+      length(google_container_node_pool.system.node_config[0].guest_accelerator) == 0,
+      startswith(google_container_node_pool.system.node_config[0].machine_type, "e2-"),
+      google_container_node_pool.system.node_count == 1,
+    ])
     error_message = "the system pool is one small node that takes any pod"
   }
 }
 
 run "the_network_lets_nodes_out_and_nobody_in" {
   assert {
-    condition = (!google_compute_network.vpc.auto_create_subnetworks
-    && google_compute_subnetwork.nodes.private_ip_google_access && google_compute_subnetwork.nodes.region == "us-central1")
+    condition = alltrue([
+      !google_compute_network.vpc.auto_create_subnetworks,
+      google_compute_subnetwork.nodes.private_ip_google_access && google_compute_subnetwork.nodes.region == "us-central1",
+    ])
     error_message = "a VPC with one private subnet in the zone's region"
   }
   assert {
-    condition = (google_compute_router_nat.nat.nat_ip_allocate_option == "AUTO_ONLY"
-      && google_compute_router_nat.nat.source_subnetwork_ip_ranges_to_nat == "ALL_SUBNETWORKS_ALL_IP_RANGES"
-    && google_compute_router_nat.nat.region == "us-central1")
+    condition = alltrue([
+      google_compute_router_nat.nat.nat_ip_allocate_option == "AUTO_ONLY",
+      google_compute_router_nat.nat.source_subnetwork_ip_ranges_to_nat == "ALL_SUBNETWORKS_ALL_IP_RANGES",
+      google_compute_router_nat.nat.region == "us-central1",
+    ])
     error_message = "Cloud NAT serves the subnet"
   }
 }

@@ -12,13 +12,17 @@ run "on_demand" {
     max_gpu_nodes = 3
   }
   assert {
-    condition = (!google_container_node_pool.gpu.node_config[0].spot && !google_container_node_pool.gpu.node_config[0].flex_start
-    && length(google_container_node_pool.gpu.node_config[0].reservation_affinity) == 0)
+    condition = alltrue([
+      !google_container_node_pool.gpu.node_config[0].spot && !google_container_node_pool.gpu.node_config[0].flex_start,
+      length(google_container_node_pool.gpu.node_config[0].reservation_affinity) == 0,
+    ])
     error_message = "neither spot nor flex-start, and whatever reservation matches"
   }
   assert {
-    condition = (google_container_node_pool.gpu.initial_node_count == 1 && google_container_node_pool.gpu.autoscaling[0].total_min_node_count == 1
-    && google_container_node_pool.gpu.autoscaling[0].total_max_node_count == 3 && google_container_node_pool.gpu.management[0].auto_repair)
+    condition = alltrue([
+      google_container_node_pool.gpu.initial_node_count == 1 && google_container_node_pool.gpu.autoscaling[0].total_min_node_count == 1,
+      google_container_node_pool.gpu.autoscaling[0].total_max_node_count == 3 && google_container_node_pool.gpu.management[0].auto_repair,
+    ])
     error_message = "nodes between min and max, repaired"
   }
 }
@@ -49,9 +53,11 @@ run "reservation" {
     reservation  = "class-of-spring"
   }
   assert {
-    condition = (google_container_node_pool.gpu.node_config[0].reservation_affinity[0].consume_reservation_type == "SPECIFIC_RESERVATION"
-      && google_container_node_pool.gpu.node_config[0].reservation_affinity[0].key == "compute.googleapis.com/reservation-name"
-    && tolist(google_container_node_pool.gpu.node_config[0].reservation_affinity[0].values) == tolist(["class-of-spring"]))
+    condition = alltrue([
+      google_container_node_pool.gpu.node_config[0].reservation_affinity[0].consume_reservation_type == "SPECIFIC_RESERVATION",
+      google_container_node_pool.gpu.node_config[0].reservation_affinity[0].key == "compute.googleapis.com/reservation-name",
+      tolist(google_container_node_pool.gpu.node_config[0].reservation_affinity[0].values) == tolist(["class-of-spring"]),
+    ])
     error_message = "the reservation is named"
   }
   assert {
@@ -97,8 +103,10 @@ run "another_zone_has_its_own_region" {
     zone = "northamerica-northeast2-b"
   }
   assert {
-    condition = (output.region == "northamerica-northeast2" && google_compute_subnetwork.nodes.region == "northamerica-northeast2"
-    && google_artifact_registry_repository.images.location == "northamerica-northeast2" && google_container_cluster.main.location == "northamerica-northeast2-b")
+    condition = alltrue([
+      output.region == "northamerica-northeast2" && google_compute_subnetwork.nodes.region == "northamerica-northeast2",
+      google_artifact_registry_repository.images.location == "northamerica-northeast2" && google_container_cluster.main.location == "northamerica-northeast2-b",
+    ])
     error_message = "the region follows the zone"
   }
 }
@@ -128,9 +136,11 @@ run "class_day_is_spared_from_upgrades" {
     class_day = "2099-03-01"
   }
   assert {
-    condition = (one(google_container_cluster.main.maintenance_policy[0].maintenance_exclusion).start_time == "2099-02-28T00:00:00Z"
-      && one(google_container_cluster.main.maintenance_policy[0].maintenance_exclusion).end_time == "2099-03-03T00:00:00Z"
-    && one(google_container_cluster.main.maintenance_policy[0].maintenance_exclusion).exclusion_options[0].scope == "NO_MINOR_OR_NODE_UPGRADES")
+    condition = alltrue([
+      one(google_container_cluster.main.maintenance_policy[0].maintenance_exclusion).start_time == "2099-02-28T00:00:00Z",
+      one(google_container_cluster.main.maintenance_policy[0].maintenance_exclusion).end_time == "2099-03-03T00:00:00Z",
+      one(google_container_cluster.main.maintenance_policy[0].maintenance_exclusion).exclusion_options[0].scope == "NO_MINOR_OR_NODE_UPGRADES",
+    ])
     error_message = "from the day before to the day after"
   }
 }
