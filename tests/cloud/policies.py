@@ -223,13 +223,14 @@ def work_outlives_the_pod(docs):
 def library_path_is_appended(docs):
     """env.sh alone sets LD_LIBRARY_PATH; it really runs here, and what the image set stays in front."""
     found = [f"{c['name']}: LD_LIBRARY_PATH in `env`" for c in containers(docs) if "LD_LIBRARY_PATH" in env(c)]
-    for before, after in {"/image/lib": f"/image/lib:{NVIDIA}", "": NVIDIA, None: NVIDIA, NVIDIA: NVIDIA}.items():
-        for times in (1, 2):
-            got = after_env_sh(docs, before, times)
-            found += unless(
-                (got.get("LD_LIBRARY_PATH") == after, f"LD_LIBRARY_PATH {before!r} becomes {got}"),
-                (got.get("PATH") == IN_FRONT, f"PATH becomes {got}"),
-            )
+    for before in ("/image/lib", "/image/lib:/image/lib64", "", None):
+        once, twice = (after_env_sh(docs, before, times) for times in (1, 2))
+        after = once.get("LD_LIBRARY_PATH")
+        found += unless(
+            (after == (f"{before}:{NVIDIA}" if before else NVIDIA), f"LD_LIBRARY_PATH {before!r} becomes {after!r}"),
+            (once.get("PATH") == IN_FRONT, f"PATH becomes {once.get('PATH')!r}"),
+            (once == twice, f"read again, env.sh changes {once} to {twice}"),
+        )
     return found
 
 

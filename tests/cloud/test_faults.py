@@ -51,7 +51,7 @@ BASE = {
         ("{name: BASH_ENV,", "{name: LD_LIBRARY_PATH, value: /x}\n            - {name: BASH_ENV,"),
         ("${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}/usr", "/usr"),
         ("${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}/usr", "$LD_LIBRARY_PATH:/usr"),
-        ("*:/usr/local/nvidia/lib64:*) ;;", "none) ;;"),
+        ("*:/opt/course/bin:*) ;;", "none) ;;"),
     ],
     "packages_are_the_projects": [(" papermill", ""), ("value: ipykernel", "value: jax ipykernel")],
     "token_is_nowhere": [
