@@ -97,6 +97,11 @@ def after_env_sh(docs: list[dict], library_path: str | None, times: int) -> dict
     return dict(line.split("=", 1) for line in done.stdout.split("\0") if line)
 
 
+def commands_text(folder: pathlib.Path) -> str:
+    """The source of the deploy commands."""
+    return "\n".join(p.read_text(encoding="utf-8") for p in sorted(folder.glob("cloud*.py")))
+
+
 def terraform_facts(folder: pathlib.Path) -> dict:
     """What a GPU node of the default machine has, as terraform/ says: GPUs, the accelerator's name, the taint."""
     text = "\n".join(p.read_text(encoding="utf-8") for p in sorted(folder.glob("*.tf")))

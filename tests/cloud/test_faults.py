@@ -4,7 +4,7 @@ import subprocess
 
 import policies
 import pytest
-from conftest import render, render_text
+from conftest import REPO, render, render_text
 
 LIMIT = 'limits: {memory: 24Gi, nvidia.com/gpu: "1"}'
 IMAGE = "image: nvcr.io/nvidia/jax:26.06-py3"
@@ -135,6 +135,15 @@ FIELDS = [
     ("            periodSeconds: 30\n", "            httpGet: {path: /api, port: notebook, periodSeconds: 30}\n"),
     ("ports:\n    - {name: notebook, port: 8884", "ports:\n    - {name: notebook, Port: 8884"),
 ]
+# Changes elsewhere that the manifests did not follow: the policy, and the file or folder that it also reads.
+ELSEWHERE = [
+    ("gpu_is_terraforms", "terraform", '"g2-standard-8"', '"g2-standard-24"'),
+    ("gpu_is_terraforms", "terraform", '"nvidia-l4"', '"nvidia-tesla-t4"'),
+    ("gpu_is_terraforms", "terraform", '= "present"', '= "true"'),
+    ("ports_agree", "deploy", "8884", "8888"),
+    ("commands_know_the_names", "deploy", "{APP}-svc", "{APP}-service"),
+    ("packages_are_the_projects", "pyproject.toml", '    "tqdm",', '    "tqdm",\n    "scipy",'),
+]
 FILES = {"base": "base/jupyter.yaml", "public": "overlays/public/kustomization.yaml"}
 CASES = [
     pytest.param(which, policy, *edit, id=f"{policy}-{number}")
@@ -156,6 +165,17 @@ def plant(deploy, which, old, new):
 @pytest.mark.parametrize(("which", "policy", "old", "new"), CASES)
 def test_mistake_is_seen(which, policy, old, new, deploy_copy):
     assert getattr(policies, policy)(render(plant(deploy_copy, which, old, new))) != []
+
+
+@pytest.mark.parametrize(("policy", "name", "old", "new"), ELSEWHERE, ids=[f"{e[0]}-{e[3]}" for e in ELSEWHERE])
+def test_change_elsewhere_is_seen(policy, name, old, new, manifests, tmp_path):
+    place = REPO / name
+    files = [place] if place.is_file() else [*place.glob("*.tf"), *place.glob("*.py")]
+    texts = {file.name: file.read_text(encoding="utf-8") for file in files}
+    assert old in "".join(texts.values()), f"{name} no longer has {old!r}: bring this fault up to date"
+    for file, text in texts.items():
+        (tmp_path / file).write_text(text.replace(old, new), encoding="utf-8")
+    assert getattr(policies, policy)(manifests["base"], tmp_path / name if place.is_file() else tmp_path) != []
 
 
 @pytest.mark.parametrize(("old", "new"), FIELDS, ids=[f"field-{n}" for n, _ in enumerate(FIELDS, 1)])
