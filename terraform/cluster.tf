@@ -28,7 +28,7 @@ resource "google_container_cluster" "main" {
   location            = var.zone # zonal: one control plane is enough, and the free tier covers one such cluster
   network             = google_compute_network.vpc.id
   subnetwork          = google_compute_subnetwork.nodes.id
-  deletion_protection = var.deletion_protection
+  deletion_protection = false # true would have `terraform destroy` refuse: teardown must leave nothing that costs
   resource_labels     = local.labels
   datapath_provider   = "ADVANCED_DATAPATH" # Dataplane V2: without it NetworkPolicies are accepted and not enforced
 
@@ -81,11 +81,8 @@ resource "google_container_cluster" "main" {
     # for the NetworkPolicy to let through (it does, should somebody turn this on).
     dns_cache_config { enabled = false }
   }
-  cluster_autoscaling {
-    autoscaling_profile = "OPTIMIZE_UTILIZATION" # an idle GPU node goes sooner
-  }
 
-  release_channel { channel = var.release_channel }
+  release_channel { channel = "REGULAR" } # GKE's own default: some months of others' experience, and patches
   maintenance_policy {
     # Weekends, 06:00 to 14:00 UTC. GKE wants 48 hours in 32 days; this is twice that.
     recurring_window {
@@ -106,9 +103,6 @@ resource "google_container_cluster" "main" {
     }
   }
 
-  cost_management_config {
-    enabled = true # the bill by namespace
-  }
   # What notebooks print stays in the pods: it would cost, and is nobody's business.
   logging_config { enable_components = ["SYSTEM_COMPONENTS"] }
   monitoring_config {

@@ -1,6 +1,6 @@
 locals {
   region = replace(var.zone, "/-[a-z]$/", "")
-  labels = merge(var.labels, { course = "attention" })
+  labels = { course = "attention" } # what is billed for the course, in the billing report
 
   # The codelab's six, and: the image repository, its builds, and image streaming.
   apis = [

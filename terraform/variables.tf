@@ -3,7 +3,7 @@ variable "project_id" {
   type        = string
 
   validation {
-    condition     = can(regex("^[a-z][a-z0-9-]{4,28}[a-z0-9]$", var.project_id)) && !can(regex("your-|example", var.project_id))
+    condition     = can(regex("^[a-z][a-z0-9-]{4,28}[a-z0-9]$", var.project_id)) && !can(regex("^(your|my|example)-.*project|^your-", var.project_id))
     error_message = "project_id is \"${var.project_id}\", a placeholder or no id at all: put your project's id in terraform.tfvars (gcloud projects list shows ids; 6 to 30 lower-case letters, digits, hyphens)."
   }
 }
@@ -79,17 +79,6 @@ variable "admin_cidrs" {
   }
 }
 
-variable "release_channel" {
-  description = "GKE release channel: RAPID, REGULAR or STABLE."
-  type        = string
-  default     = "REGULAR"
-
-  validation {
-    condition     = contains(["RAPID", "REGULAR", "STABLE"], var.release_channel)
-    error_message = "release_channel is \"${var.release_channel}\": give RAPID, REGULAR or STABLE."
-  }
-}
-
 variable "class_day" {
   description = "YYYY-MM-DD: no minor and no node upgrades from the day before to the day after. Empty: weekends only."
   type        = string
@@ -99,21 +88,4 @@ variable "class_day" {
     condition     = var.class_day == "" || can(timeadd("${var.class_day}T00:00:00Z", "0h"))
     error_message = "class_day is \"${var.class_day}\": give a date as YYYY-MM-DD, such as 2027-03-15."
   }
-}
-
-variable "labels" {
-  description = "More labels on what is billed, to tell classes apart in the billing report."
-  type        = map(string)
-  default     = {}
-
-  validation {
-    condition     = alltrue([for k, v in var.labels : can(regex("^[a-z][a-z0-9_-]{0,62}=[a-z0-9_-]{0,63}$", "${k}=${v}")) && !startswith(k, "goog")])
-    error_message = "labels holds ${jsonencode(var.labels)}: use lower-case letters, digits, _ and -, start keys with a letter, and not with goog, which is Google's."
-  }
-}
-
-variable "deletion_protection" {
-  description = "true: terraform destroy refuses the cluster. false here, because teardown must leave nothing that costs."
-  type        = bool
-  default     = false
 }

@@ -155,20 +155,3 @@ run "a_class_day_that_has_passed_is_left_out" {
     error_message = "GKE is asked for no exclusion in the past"
   }
 }
-
-run "labels_are_added_and_protection_can_be_switched_on" {
-  command = plan
-  variables {
-    labels              = { class = "spring", course = "mine" }
-    deletion_protection = true
-    release_channel     = "STABLE"
-  }
-  assert {
-    condition     = google_container_cluster.main.resource_labels == tomap({ class = "spring", course = "attention" })
-    error_message = "labels are merged, and the course's own stays"
-  }
-  assert {
-    condition     = google_container_cluster.main.deletion_protection && google_container_cluster.main.release_channel[0].channel == "STABLE"
-    error_message = "both are passed on"
-  }
-}

@@ -192,14 +192,6 @@ run "an_ipv6_range" {
   expect_failures = [var.admin_cidrs]
 }
 
-run "an_unknown_channel" {
-  command = plan
-  variables {
-    release_channel = "NIGHTLY"
-  }
-  expect_failures = [var.release_channel]
-}
-
 run "a_class_day_that_is_no_date" {
   command = plan
   variables {
@@ -208,18 +200,3 @@ run "a_class_day_that_is_no_date" {
   expect_failures = [var.class_day]
 }
 
-run "a_label_that_is_googles" {
-  command = plan
-  variables {
-    labels = { goog-class = "spring" }
-  }
-  expect_failures = [var.labels]
-}
-
-run "a_label_with_capitals" {
-  command = plan
-  variables {
-    labels = { Class = "Spring" }
-  }
-  expect_failures = [var.labels]
-}

@@ -11,9 +11,9 @@ from pathlib import Path
 # ReservationAffinity, ...), of Compute Engine (routers, disk types), of Artifact Registry and of IAM.
 ENUMS = {
     "action": {"DELETE", "KEEP"},
-    "autoscaling_profile": {"BALANCED", "OPTIMIZE_UTILIZATION"},
     "consume_reservation_type": {"NO_RESERVATION", "ANY_RESERVATION", "SPECIFIC_RESERVATION"},
     "datapath_provider": {"ADVANCED_DATAPATH"},  # LEGACY_DATAPATH enforces no NetworkPolicy
+    "channel": {"RAPID", "REGULAR", "STABLE"},
     "disk_type": {"pd-standard", "pd-balanced", "pd-ssd"},  # g2 machines and e2 ones take these
     "effect": {"NO_SCHEDULE", "PREFER_NO_SCHEDULE", "NO_EXECUTE"},  # not as Kubernetes spells them
     "enable_components": {"SYSTEM_COMPONENTS", "WORKLOADS"},
@@ -35,7 +35,6 @@ ENUMS = {
         "LIST_OF_SUBNETWORKS",
     },
     "tag_state": {"TAGGED", "UNTAGGED", "ANY"},
-    "release_channel": {"RAPID", "REGULAR", "STABLE"},
 }
 # Where a value stands away from the attribute that takes it: a map in locals, a variable's default or validation.
 ELSEWHERE = {"reservation_type": "consume_reservation_type"}

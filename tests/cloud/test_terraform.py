@@ -227,7 +227,7 @@ MISTAKES = {
     ),
     "the placeholder project is let through": (
         "variables.tf",
-        re.compile(r' && !can\(regex\("your-.*?\)\)'),
+        re.compile(r' && !can\(regex\("\^\(your.*?var\.project_id\)\)'),
         "",
         "the_placeholder_project",
     ),
@@ -238,7 +238,7 @@ MISSPELT = {
     "the metadata of the other cloud product": ("cluster.tf", '{ mode = "GKE_METADATA" }', '{ mode = "GKE" }'),
     "a role": ("registry.tf", "roles/container.defaultNodeServiceAccount", "roles/container.nodeServiceAccount"),
     "a reservation's kind": ("cluster.tf", '"SPECIFIC_RESERVATION"', '"SPECIFIC"'),
-    "a channel": ("variables.tf", '"STABLE"]', '"STABEL"]'),
+    "a channel": ("cluster.tf", '"REGULAR"', '"REGULER"'),
     "a component, in a list": ("cluster.tf", '["SYSTEM_COMPONENTS"]', '["SYSTEM"]'),
     "an attribute that nobody has a table for": (
         "cluster.tf",
