@@ -41,6 +41,7 @@ resource "google_container_cluster" "main" {
       enable_secure_boot          = true
       enable_integrity_monitoring = true
     }
+    workload_metadata_config { mode = "GKE_METADATA" }
   }
 
   ip_allocation_policy {

@@ -2,8 +2,9 @@
 
 import subprocess
 
-import policies
 import pytest
+
+import policies
 from conftest import REPO, render, render_text
 
 LIMIT = 'limits: {memory: 24Gi, nvidia.com/gpu: "1"}'

@@ -10,10 +10,11 @@ import socket
 import subprocess
 import threading
 
-import network
-import policies
 import pytest
 import yaml
+
+import network
+import policies
 from conftest import REPO, render, render_text
 from manifests import containers, leaves
 

@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 import terraform_enums
 
 ROOT = Path(__file__).resolve().parents[2]
