@@ -28,6 +28,7 @@ TOOLS = ("unshare", "nsenter", "setpriv", "chroot", "mount", "ip", "bash", "env"
 NAMESPACES = ["unshare", "--mount", "--net", "--pid", "--fork", "--kill-child"]
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 CLONE_NEWNET = 0x40000000
+STARTUP_SECONDS = 60  # it takes three
 
 # What the image's own environment would give: its Python first, its CUDA, and no package index (it has everything).
 IMAGE_ENV = {
@@ -101,7 +102,7 @@ class Pod:
 
     def _wait_for_startup(self):
         probe = self.container["startupProbe"]
-        end = time.monotonic() + min(120, probe["periodSeconds"] * probe["failureThreshold"])
+        end = time.monotonic() + min(STARTUP_SECONDS, probe["periodSeconds"] * probe["failureThreshold"])
         while not self.probe("startupProbe"):
             if self.process.poll() is not None or time.monotonic() > end:
                 raise PodError(f"the startup probe never passed:\n{self.log()}")
@@ -143,9 +144,12 @@ class Pod:
 
     def exec(self, *command, **options) -> subprocess.CompletedProcess:
         """Run a command in the container, as `kubectl exec` does."""
-        enter = ["nsenter", f"--target={self.main().pid}", "--mount", "--net", "--pid", "--root"]
-        command = [*enter, *self._as_user(self.container), *command]
-        return subprocess.run(command, **({"capture_output": True, "timeout": 120} | options))
+        return subprocess.run([*self.enter(), *command], **({"capture_output": True, "timeout": 120} | options))
+
+    def enter(self) -> list:
+        """What to put before a command, so that it runs in the container."""
+        namespaces = ["nsenter", f"--target={self.main().pid}", "--mount", "--net", "--pid", "--root"]
+        return [*namespaces, *self._as_user(self.container)]
 
     # --- how a container starts
 
@@ -192,7 +196,8 @@ class Pod:
         start = [shutil.which("env"), "-i", "-C", container.get("workingDir", "/")]
         start += [f"{name}={value}" for name, value in env.items()]
         start += [shutil.which("setpriv"), f"--reuid={context.get('runAsUser', 0)}"]
-        start += [f"--regid={context.get('runAsGroup', 0)}", f"--groups={self._group()}"]
+        start += [f"--regid={context.get('runAsGroup', 0)}"]
+        start.append("--clear-groups" if self._group() is None else f"--groups={self._group()}")
         if not context.get("allowPrivilegeEscalation", True):
             start.append("--no-new-privs")
         if context.get("capabilities", {}).get("drop") == ["ALL"]:
@@ -201,8 +206,8 @@ class Pod:
 
     # --- volumes: a folder of this machine, and whether it can't be written
 
-    def _group(self) -> int:
-        return self.spec["securityContext"].get("fsGroup", 0)
+    def _group(self) -> int | None:
+        return self.spec["securityContext"].get("fsGroup")
 
     def _volume(self, volume) -> tuple:
         kinds = {
@@ -216,10 +221,10 @@ class Pod:
 
     def _claim(self, _, claim):
         self._object("PersistentVolumeClaim", claim["claimName"])
-        return self._folder(self.disks / claim["claimName"], 0o2775), False
+        return self._folder(self.disks / claim["claimName"], 0o755), False
 
     def _empty(self, name, _):
-        return self._folder(self.folder / "volumes" / name, 0o2777), False
+        return self._folder(self.folder / "volumes" / name, 0o777), False
 
     def _files(self, name, about):
         _known(about, "name", "secretName", "optional", "defaultMode")
@@ -231,15 +236,15 @@ class Pod:
         for key, value in (data | {key: value.encode() for key, value in text.items()}).items():
             file = folder / key
             file.write_bytes(value)
-            os.chown(file, 0, self._group())
             file.chmod(about.get("defaultMode", 0o644))
+            os.chown(file, 0, self._group() or 0)
         return folder, True
 
     def _folder(self, path, mode):
-        """A folder of root's, which the pod's group may write where `mode` says so."""
+        """A folder of root's, and of the pod's group if the pod has one: kubelet lets it write then."""
         path.mkdir(parents=True, exist_ok=True)
-        os.chown(path, 0, self._group())
-        path.chmod(mode)
+        os.chown(path, 0, self._group() or 0)
+        path.chmod(mode if self._group() is None else mode | 0o2070)
         return path
 
     def _object(self, kind, name, optional=False):
@@ -268,8 +273,8 @@ def _root_folder(root) -> pathlib.Path:
     """The root of an image: empty folders, and the few files that programs look up."""
     for name in ("dev", "etc", "proc", "run", "var/tmp"):
         (root / name).mkdir(parents=True)
-    for name in ("fd", "stdin", "stdout", "stderr"):
-        (root / "dev" / name).symlink_to("/proc/self/fd" if name == "fd" else f"/proc/self/fd/{name_number(name)}")
+    for name, place in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
+        (root / "dev" / name).symlink_to(f"/proc/self/fd{place}")
     for name in ("passwd", "group", "hosts", "nsswitch.conf", "ld.so.cache", "localtime"):
         with contextlib.suppress(FileNotFoundError):
             shutil.copy(f"/etc/{name}", root / "etc" / name)
@@ -279,10 +284,6 @@ def _root_folder(root) -> pathlib.Path:
         if path.is_symlink():
             (root / path.name).symlink_to(os.readlink(path))
     return root
-
-
-def name_number(name) -> int:
-    return ("stdin", "stdout", "stderr").index(name)
 
 
 def _programs() -> list:
