@@ -96,7 +96,7 @@ def destroy():
         say("terraform has nothing to destroy: it has no state here")
         return
     for words in (["init", "-input=false"], ["destroy", "-auto-approve", "-input=false"]):  # confirmed before
-        show([*terraform, *words], "mend that (deletion_protection = false and apply?), then make teardown again")
+        show([*terraform, *words], "mend that, then make teardown again; what is gone stays gone")
 
 
 def list_what_is_left(project, cluster):

@@ -71,7 +71,13 @@ def ask(command, to_do, send=b"", seconds=300):
 def show(command, to_do):
     """Run a command whose output is for the person. Raises `Problem` when it fails."""
     need(command[0])
-    if subprocess.run(command).returncode:
+    with subprocess.Popen(command) as child:
+        try:
+            child.wait()
+        except KeyboardInterrupt:  # it heard Ctrl-C too: Terraform must write its state before it ends
+            child.wait()
+            raise
+    if child.returncode:
         raise Problem(f"`{' '.join(command[:4])} …` failed, see above: {to_do}")
 
 

@@ -57,7 +57,6 @@ for n, a in reversed(list(enumerate(answers))):
 text = send.decode(errors="replace") if send and len(send) < 100000 else ""
 with open(here + "/calls.jsonl", "a") as log:
     log.write(json.dumps(dict(tool=tool, words=words, send=text, env=dict(os.environ), pid=os.getpid())) + "\\n")
-sys.stdout.write(answer.get("out", "")); sys.stderr.write(answer.get("err", "")); sys.stdout.flush()
 if answer.get("run"):
     at = here + "/pod"
     command = [w.replace("/workspace", at) for w in words[words.index("--") + 1:]]
@@ -67,7 +66,12 @@ if answer.get("run"):
     if done.returncode:
         sys.stderr.write("command terminated with exit code %d\\n" % done.returncode)
     sys.exit(done.returncode)
-time.sleep(answer.get("sleep", 0))
+try:
+    sys.stdout.write(answer.get("out", "")); sys.stderr.write(answer.get("err", "")); sys.stdout.flush()
+    time.sleep(answer.get("sleep", 0))
+except KeyboardInterrupt:
+    time.sleep(1)
+    open(here + "/ended-well", "w")
 sys.exit(answer.get("status", 0))
 """
 
@@ -444,6 +448,15 @@ def test_an_old_event_is_given_time(cluster):
     assert cloud_rollout.wait_for_pod()["status"]["containerStatuses"]
 
 
+def test_in_a_terminal_one_line_moves(monkeypatch, capfd):
+    monkeypatch.setattr(cloud_tools, "POLL", 0)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    with cloud_tools.Wait() as wait:
+        wait.show("a node")
+        wait.show("the image")
+    assert capfd.readouterr().out == "\r\x1b[K  0:00 a node\r\x1b[K  0:00 the image\r\x1b[K"
+
+
 def test_waiting_ends(cluster, monkeypatch):
     monkeypatch.setattr(cloud_tools, "PATIENCE", -1)
     cluster.answer("kubectl get deployments,pods", pods())
@@ -555,12 +568,12 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def start(*words):
+def start(*words, **how):
     """A command in a process of its own, to be interrupted."""
     lines = f"import sys; sys.path.insert(0, {str(REPO / 'deploy')!r}); import cloud_tools; cloud_tools.POLL = 0.05; "
     lines += f"import cloud; cloud.WORK = {cloud.WORK!r}; sys.exit(cloud.main({list(words)!r}))"
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return subprocess.Popen([sys.executable, "-c", lines], **pipes)
+    return subprocess.Popen([sys.executable, "-c", lines], **pipes, **how)
 
 
 def gone(pid):
@@ -798,7 +811,19 @@ def test_terraform_without_state_destroys_nothing_and_lists(made, capfd):
 
 def test_a_destroy_that_fails_stops_there(made, capfd):
     made.answer("terraform destroy", status=1)
-    assert "deletion_protection" in refusal(capfd, "teardown", "--yes")
+    assert "mend that, then make teardown again" in refusal(capfd, "teardown", "--yes")
+    assert "list" not in deeds(made)
+
+
+def test_ctrl_c_lets_terraform_write_its_state(made):
+    made.answer("terraform destroy", "destroying\n", sleep=60)
+    with start("teardown", "--yes", start_new_session=True) as process:
+        while "destroying" not in (line := process.stdout.readline()):
+            assert line, "it ended before it destroyed"
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: every process of the command hears it
+        rest = process.stdout.read()
+    assert (process.returncode, rest.strip()) == (130, "teardown: stopped")
+    assert (made.folder / "ended-well").exists()
 
 
 ZONE = "https://www.googleapis.com/compute/v1/projects/p/zones/us-central1-a"
