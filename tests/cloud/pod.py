@@ -3,8 +3,9 @@
 Each container gets a root file system of its own (this machine's programs, read-only, and the manifest's volumes at
 the manifest's paths), its own processes and a network with nothing in it but itself. User, groups, privileges,
 capabilities, command, environment, working folder and probes are the manifest's. The image is stood in for by the
-Python that runs the tests, with all packages of it. What is not tried here: seccomp, limits of memory, the GPU, the
-NetworkPolicy, and what the API server refuses. A field that this file does not know is an error, not passed over.
+Python that runs the tests, with all packages of it. What is not tried here: seccomp, limits, the GPU, the
+NetworkPolicy, and what the API server refuses. A mount, a kind of volume or a right that this file does not know is an
+error, not passed over.
 """
 
 import base64
@@ -26,6 +27,7 @@ import psutil
 
 TOOLS = ("unshare", "nsenter", "setpriv", "chroot", "mount", "ip", "bash", "env")
 NAMESPACES = ["unshare", "--mount", "--net", "--pid", "--fork", "--kill-child"]
+DIE_WITH_PARENT = ["--pdeathsig", "SIGKILL"]  # for setpriv
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 CLONE_NEWNET = 0x40000000
 STARTUP_SECONDS = 60  # it takes three
@@ -47,8 +49,9 @@ def why_not() -> str:
     missing = [tool for tool in TOOLS if not shutil.which(tool)]
     if missing:
         return f"not here: {', '.join(missing)} (sudo apt install util-linux iproute2)"
-    tried = subprocess.run([*NAMESPACES, "mount", "--bind", "/mnt", "/mnt"], capture_output=True, text=True)
-    return f"this machine lets nobody make namespaces: {tried.stderr.strip()}" if tried.returncode else ""
+    try_mounts = "mount --bind /usr /usr && mount -t proc proc /proc"
+    tried = subprocess.run([*NAMESPACES, "bash", "-c", try_mounts], capture_output=True, text=True)
+    return f"root can't make namespaces and mounts here: {tried.stderr.strip()}" if tried.returncode else ""
 
 
 class PodError(Exception):
@@ -83,8 +86,8 @@ class Pod:
         try:
             for container in self.spec.get("initContainers", []):
                 log = self.folder / f"{container['name']}.log"
-                process = self._start(container, log)
-                if _wait(process, 120):
+                self.process = self._start(container, log)
+                if _wait(self.process, 120):
                     raise PodError(f"the init container {container['name']} failed:\n{log.read_text()}")
             self.process = self._start(self.container, self.log_file)
             self._wait_for_startup()
@@ -149,7 +152,7 @@ class Pod:
     def enter(self) -> list:
         """What to put before a command, so that it runs in the container."""
         namespaces = ["nsenter", f"--target={self.main().pid}", "--mount", "--net", "--pid", "--root"]
-        return [*namespaces, *self._as_user(self.container)]
+        return [*namespaces, *self._as_user(self.container), "--"]
 
     # --- how a container starts
 
@@ -170,10 +173,10 @@ class Pod:
         script.append(f"mount -t proc proc {root}/proc")
         if context.get("readOnlyRootFilesystem"):
             script.append(f"mount -o remount,bind,ro {root}")
-        start = ["chroot", str(root), *self._as_user(container), *container["command"], *container.get("args", [])]
-        script.append(f"exec {shlex.join(start)}")
-        # The whole pod dies with this process, however that ends.
-        command = ["setpriv", "--pdeathsig", "SIGKILL", *NAMESPACES, "bash", "-euc", "\n".join(script)]
+        # The whole pod dies with this process, however that ends. (A change of user takes such a wish back.)
+        start = ["chroot", str(root), *self._as_user(container), *DIE_WITH_PARENT, "--", *container["command"]]
+        script.append(f"exec {shlex.join([*start, *container.get('args', [])])}")
+        command = ["setpriv", *DIE_WITH_PARENT, *NAMESPACES, "bash", "-euc", "\n".join(script)]
         with log.open("w") as out:
             return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT)
 
@@ -202,7 +205,7 @@ class Pod:
             start.append("--no-new-privs")
         if context.get("capabilities", {}).get("drop") == ["ALL"]:
             start += ["--inh-caps=-all", "--bounding-set=-all"]
-        return [*start, "--"]
+        return start
 
     # --- volumes: a folder of this machine, and whether it can't be written
 

@@ -64,9 +64,8 @@ def send(pod):
     """`make send`, with a kubectl that leads into this pod."""
     kubectl = pod.folder / "bin" / "kubectl"
     kubectl.parent.mkdir(exist_ok=True)
-    kubectl.write_text(
-        f'#!/bin/bash\nwhile [ "$1" != -- ]; do shift; done; shift\nexec {shlex.join(pod.enter())} "$@"\n'
-    )
+    only_the_command = 'while [ "$1" != -- ]; do shift; done; shift'
+    kubectl.write_text(f'#!/bin/bash\n{only_the_command}\nexec {shlex.join(pod.enter())} "$@"\n')
     kubectl.chmod(0o755)
     env = os.environ | {"PATH": f"{kubectl.parent}:{os.environ['PATH']}"}
     command = [sys.executable, str(REPO / "deploy" / "cloud.py"), "send"]
