@@ -64,11 +64,11 @@ def send(pod):
     """`make send`, with a kubectl that leads into this pod."""
     kubectl = pod.folder / "bin" / "kubectl"
     kubectl.parent.mkdir(exist_ok=True)
-    only_the_command = 'while [ "$1" != -- ]; do shift; done; shift'
+    only_the_command = 'until [ "$1" = -- ]; do shift || exit; done; shift'
     kubectl.write_text(f'#!/bin/bash\n{only_the_command}\nexec {shlex.join(pod.enter())} "$@"\n')
     kubectl.chmod(0o755)
     env = os.environ | {"PATH": f"{kubectl.parent}:{os.environ['PATH']}"}
-    command = [sys.executable, str(REPO / "deploy" / "cloud.py"), "send"]
+    command = [sys.executable, str(REPO / "deploy" / "cloud"), "send"]
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
