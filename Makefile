@@ -127,6 +127,39 @@ saved: ## the recorded H200 timings (ARGS=03: of one notebook)
 	$(env)
 	@$(PY) -m attnlab saved $(ARGS)
 
+# --- the course on Google Kubernetes Engine: README, On Google Cloud. They run with the Python that is there.
+OVERLAY ?= base
+SOURCES ?=
+IMAGE ?=
+DIGEST ?=
+CERT ?=
+KEY ?=
+PORT ?= 8884
+YES ?=
+cloud = @"$(BASE_PYTHON)" deploy/cloud
+
+preflight: ## look whether a Google Cloud project can hold the course: tools, account, APIs, quota
+	$(cloud) preflight
+
+deploy: ## JupyterLab and the course into the cluster (OVERLAY=public SOURCES=A.B.C.D/32, IMAGE=, DIGEST=, CERT=, KEY=)
+	$(cloud) deploy --overlay "$(OVERLAY)" --sources "$(SOURCES)" --image "$(IMAGE)" --digest "$(DIGEST)" \
+	  --cert "$(CERT)" --key "$(KEY)"
+
+send: ## the course as it is here into the pod; what a student changed stays
+	$(cloud) send
+
+forward: ## hold http://localhost:8884 open to the pod until Ctrl-C (PORT=: another port here)
+	$(cloud) forward --port "$(PORT)"
+
+token: ## show what JupyterLab's page asks for
+	$(cloud) token
+
+image: ## build the class image with Cloud Build
+	$(cloud) image
+
+teardown: ## delete the pod, its volume and the cluster, then list what is left (YES=1: without asking)
+	$(cloud) teardown $(if $(YES),--yes)
+
 lock: ## resolve pyproject.toml anew into deploy/locks/ (needs uv and a network)
 	@command -v "$(UV)" >/dev/null || { echo "make: UV=$(UV) is not here. Install uv (pipx install uv)," \
 	"or name it: make lock UV=/path/to/uv" >&2; exit 1; }

@@ -22,13 +22,12 @@ import time
 import pytest
 
 REPO = pathlib.Path(__file__).parents[1]
-sys.path.insert(0, str(REPO / "deploy"))
-import cloud_public  # noqa: E402
-import cloud_rollout  # noqa: E402
-import cloud_teardown  # noqa: E402
-import cloud_tools  # noqa: E402
-
-import cloud  # noqa: E402
+sys.path.insert(0, str(REPO / "deploy" / "cloud"))
+import commands as cloud  # noqa: E402
+import public as cloud_public  # noqa: E402
+import rollout as cloud_rollout  # noqa: E402
+import teardown as cloud_teardown  # noqa: E402
+import tools as cloud_tools  # noqa: E402
 
 CLUSTER = "gke_my-project_us-central1-a_jax-gpu-cluster"
 REAL = {tool: shutil.which(tool) for tool in ("git", "kubectl", "openssl")}
@@ -410,6 +409,7 @@ def test_deploy_says_what_it_waits_for(cluster, capfd):
         "JupyterLab starts",
     ]
     assert [any(wait in line for line in lines) for wait in waits] == [True] * 5
+    assert re.search(r"^the pod is ready, after 0 minutes and \d+ seconds$", "\n".join(lines), re.MULTILINE)
 
 
 def test_a_pod_that_goes_is_not_the_one_that_came(cluster):
@@ -570,8 +570,8 @@ def free_port():
 
 def start(*words, **how):
     """A command in a process of its own, to be interrupted."""
-    lines = f"import sys; sys.path.insert(0, {str(REPO / 'deploy')!r}); import cloud_tools; cloud_tools.POLL = 0.05; "
-    lines += f"import cloud; cloud.WORK = {cloud.WORK!r}; sys.exit(cloud.main({list(words)!r}))"
+    lines = f"import sys; sys.path.insert(0, {str(REPO / 'deploy' / 'cloud')!r}); import tools; tools.POLL = 0.05; "
+    lines += f"import commands as cloud; cloud.WORK = {cloud.WORK!r}; sys.exit(cloud.main({list(words)!r}))"
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     return subprocess.Popen([sys.executable, "-c", lines], **pipes, **how)
 
@@ -868,7 +868,7 @@ def test_what_belongs_to_others_is_counted_and_no_failure(item, made, capfd):
 
 
 def test_an_old_python_can_read_them():
-    for path in [*(REPO / "deploy").glob("cloud*.py"), REPO / "deploy" / "receive.py"]:
+    for path in (REPO / "deploy" / "cloud").glob("*.py"):
         ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 8))
 
 

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-DEPLOY = pathlib.Path(__file__).parents[1] / "deploy"
+DEPLOY = pathlib.Path(__file__).parents[1] / "deploy" / "cloud"
 sys.path.insert(0, str(DEPLOY))
 import receive  # noqa: E402
 

@@ -153,7 +153,7 @@ def test_the_policies_hold():
         ("singleuser/startTimeout", 300, "a cold node is in time"),
         (
             "singleuser/lifecycleHooks/postStart/exec/command",
-            ["python3", "/opt/attention/deploy/receive.py"],
+            ["python3", "/opt/attention/deploy/cloud/receive.py"],
             "a failing hook spares the pod",
         ),
     ],

@@ -115,7 +115,7 @@ def test_the_hub_looks_for_the_course_where_the_image_has_it():
     folders = {rest.split()[-1] for rest in of("COPY")}
     command = values["singleuser"]["lifecycleHooks"]["postStart"]["exec"]["command"][-1]
     script, source = command.split()[1:3]
-    assert script == "/opt/attention/deploy/receive.py"
+    assert script == "/opt/attention/deploy/cloud/receive.py"
     assert {source + "/", f"{source}/deploy"} <= folders
 
 

@@ -5,7 +5,7 @@ import re
 import shutil
 import sys
 
-from cloud_tools import INSTALL, call, in_terraform, last_line, project_of, say, setting
+from tools import INSTALL, call, in_terraform, last_line, project_of, say, setting
 
 CONSOLE = "https://console.cloud.google.com"
 

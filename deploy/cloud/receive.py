@@ -12,7 +12,7 @@ DEST/.course.json holds the hash of each file as it was last delivered. By it, a
 - that the course no longer has is removed if it is as it was delivered, and stays if the student changed it.
 A link that the student made is never followed.
 
-Standard library only. deploy/cloud.py, which an older Python starts, imports `read_folder`.
+Standard library only. commands.py, which an older Python starts, imports `read_folder`.
 """
 
 import contextlib

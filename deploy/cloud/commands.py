@@ -23,13 +23,13 @@ import sys
 import tarfile
 import time
 
-import cloud_tools
 import receive
-from cloud_preflight import preflight
-from cloud_public import certificate, make_secret, ranges
-from cloud_rollout import wait_for_address, wait_for_pod
-from cloud_teardown import teardown
-from cloud_tools import APP, HERE, NAMESPACE, ROOT, Problem, ask, call, kubectl, last_line, look, need, say, show
+import tools
+from preflight import preflight
+from public import certificate, make_secret, ranges
+from rollout import wait_for_address, wait_for_pod
+from teardown import teardown
+from tools import APP, DEPLOY, NAMESPACE, ROOT, Problem, ask, call, kubectl, last_line, look, need, say, show
 
 PORT = 8884
 COURSE = "/workspace/attention"
@@ -57,9 +57,9 @@ def image_of(name, digest):
 
 def kustomization(overlay, sources, images):
     """Write the folder that is applied: the overlay, with what was given. Raises `Problem`."""
-    folder = os.path.join(HERE, "base" if overlay == "base" else os.path.join("overlays", overlay))
+    folder = os.path.join(DEPLOY, "base" if overlay == "base" else os.path.join("overlays", overlay))
     if not os.path.isfile(os.path.join(folder, "kustomization.yaml")):
-        known = ", ".join(sorted(os.listdir(os.path.join(HERE, "overlays"))))
+        known = ", ".join(sorted(os.listdir(os.path.join(DEPLOY, "overlays"))))
         raise Problem(f"OVERLAY={overlay} is not there: give one of base, {known}")
     if sources and overlay != "public":
         raise Problem(f"SOURCES={sources} does nothing with OVERLAY={overlay}: leave it out, or give OVERLAY=public")
@@ -74,7 +74,7 @@ def kustomization(overlay, sources, images):
             change = json.dumps([{"op": "replace", "path": path, "value": value}])
             patches.append({"target": {"kind": kind}, "patch": change})
     os.makedirs(WORK, exist_ok=True)
-    lock = os.path.join(HERE, "locks", "pod.txt")
+    lock = os.path.join(DEPLOY, "locks", "pod.txt")
     if os.path.exists(lock):
         shutil.copy(lock, WORK)  # kustomize takes no file from outside its folder
         locks = {"name": f"{APP}-locks", "namespace": NAMESPACE, "files": ["pod.txt"]}
@@ -98,10 +98,10 @@ def deploy(options):
     if options.cert and options.overlay != "public":
         raise Problem(f"CERT does nothing with OVERLAY={options.overlay}: leave it out, or give OVERLAY=public")
     kustomization(options.overlay, options.sources, image_of(options.image, options.digest))
-    say(f"cluster: {cloud_tools.context()}")
-    given = cloud_tools.terraform_outputs()
-    if given and cloud_tools.context() != cloud_tools.context_of(given):
-        say(f"  note: terraform made another one, {cloud_tools.context_of(given)}: {cloud_tools.CONNECT}")
+    say(f"cluster: {tools.context()}")
+    given = tools.terraform_outputs()
+    if given and tools.context() != tools.context_of(given):
+        say(f"  note: terraform made another one, {tools.context_of(given)}: {tools.CONNECT}")
 
     if not look("namespace", NAMESPACE):
         kubectl("create", "namespace", NAMESPACE, "--save-config")
@@ -163,7 +163,7 @@ def pack():
 def send(_):
     """Bring the course into the pod, beside what the student changed. It is counted and hashed there first."""
     data, count = pack()
-    with open(os.path.join(HERE, "receive.py"), "rb") as file:
+    with open(os.path.join(DEPLOY, "cloud", "receive.py"), "rb") as file:
         program = file.read()
     # -I: a student's json.py in the working folder is not the library's. The program goes first, then the course.
     start = (
@@ -234,7 +234,7 @@ def forward(options):
                 raise Problem(f"no way to the pod: {words or 'no words'} (is it ready? make deploy waits for it)")
             if tries == 1:
                 say(f"the connection broke ({words}); trying again")
-            time.sleep(cloud_tools.POLL)
+            time.sleep(tools.POLL)
     except KeyboardInterrupt:
         say("\nstopped")
     return 0
@@ -246,7 +246,7 @@ def forward(options):
 def image(_):
     """Build the class image with Cloud Build, into the repository that Terraform made."""
     need("gcloud", "terraform")
-    given = cloud_tools.terraform_outputs()
+    given = tools.terraform_outputs()
     if "image_repository" not in given or "build_service_account" not in given:
         raise Problem("Terraform knows no image repository: make the cluster first, with terraform apply in terraform/")
     with open(os.path.join(ROOT, "pyproject.toml"), encoding="utf-8") as file:
@@ -254,12 +254,12 @@ def image(_):
     if shutil.which("git"):
         commit = call(["git", "-C", ROOT, "describe", "--always", "--dirty", "--exclude=*"])[1].strip()
         tag += f"-{commit}" if commit else ""
-    project, name = cloud_tools.project_of(given), f"{given['image_repository']}/attention"
+    project, name = tools.project_of(given), f"{given['image_repository']}/attention"
     account = f"projects/{project}/serviceAccounts/{given['build_service_account']}"
     values = f"--substitutions=_IMAGE={name},_TAG={tag},_SERVICE_ACCOUNT={account}"
     log = f"https://console.cloud.google.com/cloud-build/builds?project={project}"
     say(f"building {name}:{tag}; its log: {log}")
-    config = os.path.join(HERE, "image", "cloudbuild.yaml")
+    config = os.path.join(DEPLOY, "image", "cloudbuild.yaml")
     command = ["gcloud", "builds", "submit", ROOT, f"--config={config}", values, f"--project={project}"]
     show(command, f"{log} says why; make preflight looks at APIs and account")
     words = ["artifacts", "docker", "images", "describe", f"{name}:{tag}", "--format=value(image_summary.digest)"]
@@ -299,7 +299,3 @@ def main(argv=None):
     except KeyboardInterrupt:
         print(f"\n{options.command}: stopped", file=sys.stderr)
         return 130
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,6 +1,6 @@
 """Waiting until JupyterLab runs, and saying what it waits for, or why it will not come."""
 
-from cloud_tools import APP, NAMESPACE, Problem, Wait, call, look, say
+from tools import APP, NAMESPACE, Problem, Wait, call, look, say
 
 GRACE = 120  # seconds in which a node that could not be made may still come: an old event tells nothing
 BAD_IMAGE = ("ImagePullBackOff", "InvalidImageName", "CreateContainerConfigError", "CreateContainerError")
@@ -25,9 +25,11 @@ def wait_for_pod():
             pods = [i for i in items if i["kind"] == "Pod" and not i["metadata"].get("deletionTimestamp")]
             pod = max(pods, key=lambda p: p["metadata"]["creationTimestamp"], default=None)
             if pod and any(is_done(i) for i in items if i["kind"] == "Deployment"):
-                return pod
+                break
             words = state_of(pod, wait.passed()) if pod else "waiting for the last pod to go and a new one to come"
             wait.show(words)
+    say(f"the pod is ready, after {wait.passed() // 60} minutes and {wait.passed() % 60} seconds")
+    return pod
 
 
 def is_done(deployment):

@@ -9,7 +9,7 @@ import re
 import ssl
 import tempfile
 
-from cloud_tools import APP, NAMESPACE, Problem, ask, call, kubectl, look, say
+from tools import APP, NAMESPACE, Problem, ask, call, kubectl, look, say
 
 MINE = "your own address is what https://checkip.amazonaws.com shows, with /32"
 EXAMPLES = [ipaddress.ip_network(net) for net in ("192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24")]

@@ -5,7 +5,7 @@ import re
 import shlex
 import sys
 
-from cloud_tools import (
+from tools import (
     CONNECT,
     NAMESPACE,
     TERRAFORM,

@@ -1,6 +1,6 @@
 """What the cloud commands share: tools that are called, what Terraform and the cluster say, and waiting.
 
-Standard library only, in the syntax of Python 3.8, like all of deploy/cloud*.py.
+Standard library only, in the syntax of Python 3.8, like all of deploy/cloud/.
 """
 
 import contextlib
@@ -12,8 +12,8 @@ import subprocess
 import sys
 import time
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-ROOT = os.path.dirname(HERE)
+DEPLOY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+ROOT = os.path.dirname(DEPLOY)
 TERRAFORM = os.path.join(ROOT, "terraform")
 NAMESPACE, APP = "jax-course", "jax-jupyter"
 POLL = 5  # seconds between two looks at what is waited for
