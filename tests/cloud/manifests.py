@@ -99,7 +99,7 @@ def after_env_sh(docs: list[dict], library_path: str | None, times: int) -> dict
 
 def commands_text(folder: pathlib.Path) -> str:
     """The source of the deploy commands."""
-    return "\n".join(p.read_text(encoding="utf-8") for p in sorted(folder.glob("cloud/*.py")))
+    return "\n".join(p.read_text(encoding="utf-8") for p in sorted(folder.glob("*.py")))
 
 
 def terraform_facts(folder: pathlib.Path) -> dict:

@@ -339,7 +339,7 @@ def selectors_match(docs):
     return found + unless((spaces == {NAMESPACE}, f"namespaces: {spaces}"))
 
 
-def ports_agree(docs, deploy: pathlib.Path = REPO / "deploy"):
+def ports_agree(docs, commands: pathlib.Path = REPO / "deploy" / "cloud"):
     """The notebook's port is the same everywhere."""
     named = {p["name"]: p["containerPort"] for p in jupyter(docs)["ports"]}
     services, policies = of_kind(docs, "Service"), of_kind(docs, "NetworkPolicy")
@@ -350,14 +350,14 @@ def ports_agree(docs, deploy: pathlib.Path = REPO / "deploy"):
         "targetPort": values(services, "*.spec.ports.*.targetPort"),
         "NetworkPolicy": values(policies, "*.spec.ingress.*.ports.*.port"),
         "Jupyter": map(int, re.findall(r'= "0\.0\.0\.0", (\d+)', texts(docs)[CONFIG])),
-        "port-forward": map(int, re.findall(r"\bPORT = .*?(\d+)", commands_text(deploy))),
+        "port-forward": map(int, re.findall(r"\bPORT = .*?(\d+)", commands_text(commands))),
     }
     found = {where: {named.get(port, port) for port in given} for where, given in ports.items()}
     return [f"{where}: {given or 'none'}, not {PORT}" for where, given in found.items() if given != {PORT}]
 
 
-def commands_know_the_names(docs, deploy: pathlib.Path = REPO / "deploy"):
-    text = commands_text(deploy).replace("{APP}", "jax-jupyter")
+def commands_know_the_names(docs, commands: pathlib.Path = REPO / "deploy" / "cloud"):
+    text = commands_text(commands).replace("{APP}", "jax-jupyter")
     used = re.findall(r"\bjax-(?:jupyter|course|workspace)[a-z-]*", text)
     known = {name_of(d) for d in docs} | MADE_AT_DEPLOY
     return [f"the commands name {name}, which is no object" for name in sorted(set(used) - known)]

@@ -141,8 +141,8 @@ ELSEWHERE = [
     ("gpu_is_terraforms", "terraform", '"g2-standard-8"', '"g2-standard-24"'),
     ("gpu_is_terraforms", "terraform", '"nvidia-l4"', '"nvidia-tesla-t4"'),
     ("gpu_is_terraforms", "terraform", '= "present"', '= "true"'),
-    ("ports_agree", "deploy", "8884", "8888"),
-    ("commands_know_the_names", "deploy", "{APP}-svc", "{APP}-service"),
+    ("ports_agree", "deploy/cloud", "8884", "8888"),
+    ("commands_know_the_names", "deploy/cloud", "{APP}-svc", "{APP}-service"),
     ("packages_are_the_projects", "pyproject.toml", '    "tqdm",', '    "tqdm",\n    "scipy",'),
 ]
 FILES = {"base": "base/jupyter.yaml", "public": "overlays/public/kustomization.yaml"}
