@@ -45,3 +45,19 @@ def test_the_two_commands_stand_at_the_top():
 def test_what_it_says_of_the_recorded_run_is_true():
     envs = {(r.env["device"], r.env["kind"]) for r in records.saved()}
     assert envs == {("NVIDIA H200", "gpu")}
+
+
+def test_the_costs_are_those_of_terraforms_note():
+    text = (ROOT / "terraform" / "outputs.tf").read_text(encoding="utf-8")
+    price = {name: float(value) for name, value in re.findall(r"(\w+) = (\d+\.\d+)", text)}
+    machine = re.search(
+        r'"machine_type" \{.*?default +=\s*"([\w-]+)"', (ROOT / "terraform/variables.tf").read_text(), re.S
+    )
+    always = f"{price['system_node'] + price['cluster']:.2f}"
+    node = f"{price['l4'] + price['g2_vcpu'] * int(machine[1].split('-')[-1]):.2f}"
+    words = " ".join(README.split())
+    assert f"the cluster fee cost USD {always} an hour" in words and f"a GPU node costs USD {node} an hour" in words
+    said = re.search(r"(\d+) × (\d+) × ([\d.]+) \+ (\d+) × ([\d.]+) = USD ([\d.]+)", words)
+    students, hours, *rest, total = map(float, said.groups())
+    assert rest == [float(node), hours, float(always)]
+    assert f"{students * hours * rest[0] + hours * rest[2]:.2f}" == said[6]
