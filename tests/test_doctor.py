@@ -70,6 +70,27 @@ def test_the_driver_must_offer_the_cuda_of_jax(tmp_path, monkeypatch, offered, b
     assert ok or "gpu_driver_version LATEST" in found.todo
 
 
+@pytest.mark.parametrize(
+    "gpus, built, platforms, ok, words",
+    [
+        (["GPU 0: NVIDIA L4"], 13, "", False, "nvidia-smi sees a GPU but JAX does not use it"),
+        (None, 13, "", False, "JAX is built for CUDA 13, and nvidia-smi finds no GPU"),
+        (None, None, "", True, "none is expected"),
+        (["GPU 0: NVIDIA L4"], 13, "cpu", True, "JAX_PLATFORMS=cpu"),
+    ],
+)
+def test_a_gpu_that_jax_does_not_use_is_red(tmp_path, monkeypatch, gpus, built, platforms, ok, words):
+    monkeypatch.setattr(doctor.metadata, "distributions", lambda: [])
+    if built:
+        monkeypatch.setattr(doctor, "_cuda_of_jax", lambda: built)
+    monkeypatch.setenv("JAX_PLATFORMS", platforms)
+    monkeypatch.setattr(device, "current", lambda: device.Device("a CPU", "cpu", None, 1, live=True))
+    driver(monkeypatch, gpus)
+    found = check("JAX uses the GPU")
+    assert found.ok == ok and words in found.reason
+    assert ok or found.todo
+
+
 def test_a_driver_without_words_is_red(tmp_path, monkeypatch):
     plugin(tmp_path, monkeypatch, 13)
     driver(monkeypatch, ["NVIDIA-SMI has failed"])
@@ -92,7 +113,8 @@ def test_a_machine_without_a_driver_has_nothing_to_compare(monkeypatch):
 def test_cupti_is_asked_for_as_this_user(monkeypatch, ok):
     clock = features.Feature("CUPTI, the device clock", ok, "counted one kernel" if ok else "ERR_NVGPUCTRPERM", "")
     monkeypatch.setattr(device, "current", lambda: device.Device("NVIDIA Test", "gpu", (8, 9), 1, live=False))
-    monkeypatch.setattr(doctor, "feature", lambda key: {"cupti": clock}[key])
+    gpu = features.Feature("NVIDIA GPU", True, "NVIDIA Test")
+    monkeypatch.setattr(doctor, "feature", lambda key: {"cupti": clock, "gpu": gpu}[key])
     found = check("CUPTI, the device clock")
     assert found.ok == ok and found.reason.endswith(f"as user {os.getuid()}")
 

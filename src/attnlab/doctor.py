@@ -53,7 +53,7 @@ def line() -> str:
 
 def checks() -> list[Feature]:
     """One `Feature` for each thing that the course needs of a machine; `ok` says whether it is there."""
-    found = [_modules(), _driver()]
+    found = [_modules(), _gpu(), _driver()]
     if device.current().kind == "gpu":
         clock = feature("cupti")
         found.append(dataclasses.replace(clock, reason=f"{clock.reason}, as {_user()}"))
@@ -80,14 +80,28 @@ def _modules() -> Feature:
     return Feature(name, True, f"all {len(MODULES)} import")
 
 
+def _cuda_of_jax() -> int | None:
+    """The CUDA that JAX was built for, by the plugin that is installed; None for a JAX without one."""
+    names = [(d.name or "").replace("_", "-") for d in metadata.distributions()]
+    return max((int(found[1]) for n in names if (found := re.fullmatch(r"jax-cuda(\d+)-plugin", n))), default=None)
+
+
+def _gpu() -> Feature:
+    """Whether JAX uses the GPU that is here. Without a driver and without a CUDA plugin none is expected."""
+    found = dataclasses.replace(feature("gpu"), name="JAX uses the GPU")
+    if os.environ.get("JAX_PLATFORMS") == "cpu":
+        return dataclasses.replace(found, ok=True, reason="not asked to: JAX_PLATFORMS=cpu", todo="")
+    if found.ok or device.nvidia_smi("-L"):
+        return found
+    if cuda := _cuda_of_jax():
+        why = f"JAX is built for CUDA {cuda}, and nvidia-smi finds no GPU: JAX runs on the CPU"
+        return Feature(found.name, False, why, "start the container with a GPU (a pod: nvidia.com/gpu in its limits)")
+    return dataclasses.replace(found, ok=True, reason="no NVIDIA GPU here, none is expected", todo="")
+
+
 def _driver() -> Feature:
     """Whether the driver is new enough for the CUDA that JAX was built with. Their major versions decide."""
-    name = "driver against CUDA"
-    plugins = [
-        re.fullmatch(r"jax-cuda(\d+)-plugin", (d.name or "").replace("_", "-")) for d in metadata.distributions()
-    ]
-    wanted = max((int(found[1]) for found in plugins if found), default=None)
-    said = device.nvidia_smi()
+    name, wanted, said = "driver against CUDA", _cuda_of_jax(), device.nvidia_smi()
     # Drivers from 610 on say "CUDA UMD Version", older ones "CUDA Version".
     offered = re.search(r"CUDA (?:UMD )?Version\s*:\s*(\d+)\.(\d+)", "\n".join(said or []))
     if said is None:
