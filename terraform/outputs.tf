@@ -34,7 +34,7 @@ output "cost_note" {
     var.machine_type, local.gpu_count, local.price.l4, local.vcpus, local.price.g2_vcpu, local.gpu_node),
     format("At most %d at a time: USD %.2f an hour.", var.max_gpu_nodes, local.gpu_node * var.max_gpu_nodes),
     format("Kept running: %d, USD %.2f an hour.", var.min_gpu_nodes, local.gpu_node * var.min_gpu_nodes),
-    format("Always, until teardown: system node and cluster fee, USD %.2f an hour; disks, NAT, images and traffic are extra.", local.always),
+    format("Always, until teardown: system node and cluster fee, USD %.2f an hour; disks, images and what comes through the NAT (an image from nvcr.io: by the gigabyte) are extra.", local.always),
     contains(["spot", "flex_start"], var.provisioning) ? "With ${var.provisioning} GPU nodes cost less; how much less changes: https://cloud.google.com/spot-vms/pricing, https://cloud.google.com/products/dws/pricing." : "",
     var.provisioning == "reservation" ? "A reservation is billed whether or not its machines run." : "",
     "List prices of us-central1 as of 2026: check https://cloud.google.com/compute/vm-instance-pricing.",

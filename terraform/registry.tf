@@ -6,14 +6,19 @@ resource "google_artifact_registry_repository" "images" {
   description   = "The course's images, built by Cloud Build"
   labels        = local.labels
 
-  # An image is many gigabytes, paid for by the month: what a newer build has replaced goes after a week.
+  # An image is many gigabytes, paid for by the month: what is older than a month goes, but for the newest two.
   cleanup_policies {
-    id     = "delete-untagged"
+    id     = "delete-old"
     action = "DELETE"
     condition {
-      tag_state  = "UNTAGGED"
-      older_than = "604800s"
+      tag_state  = "ANY"
+      older_than = "2592000s"
     }
+  }
+  cleanup_policies {
+    id     = "keep-newest"
+    action = "KEEP"
+    most_recent_versions { keep_count = 2 }
   }
 
   depends_on = [google_project_service.api]

@@ -1,9 +1,10 @@
 variable "project_id" {
   description = "The Google Cloud project, with billing enabled: its id, not its name or number."
   type        = string
+  default     = "" # refused below, in clearer words than Terraform has
 
   validation {
-    condition     = can(regex("^[a-z][a-z0-9-]{4,28}[a-z0-9]$", var.project_id)) && !can(regex("^(your|my|example)-.*project|^your-", var.project_id))
+    condition     = can(regex("^[a-z][a-z0-9-]{4,28}[a-z0-9]$", var.project_id)) && !contains(["your-gcp-project-id", "your-project-id", "my-project-id", "my-project"], var.project_id)
     error_message = "project_id is \"${var.project_id}\", a placeholder or no id at all: put your project's id in terraform.tfvars (gcloud projects list shows ids; 6 to 30 lower-case letters, digits, hyphens)."
   }
 }

@@ -211,3 +211,14 @@ run "outputs" {
     error_message = "the cost note does its sum and says where to check: ${output.cost_note}"
   }
 }
+
+run "a_project_whose_id_only_looks_like_a_placeholder" {
+  command = plan
+  variables {
+    project_id = "my-first-project-4711"
+  }
+  assert {
+    condition     = output.project_id == "my-first-project-4711"
+    error_message = "Google makes such ids"
+  }
+}

@@ -103,12 +103,16 @@ def commands_text(folder: pathlib.Path) -> str:
 
 
 def terraform_facts(folder: pathlib.Path) -> dict:
-    """What a GPU node of the default machine has, as terraform/ says: GPUs, the accelerator's name, the taint."""
+    """What a GPU node of the default machine has, as terraform/ says: GPUs, the accelerator's name, the taint.
+
+    `vcpus` is that of the smallest machine that Terraform takes.
+    """
     text = "\n".join(p.read_text(encoding="utf-8") for p in sorted(folder.glob("*.tf")))
     machine = re.search(r'variable "machine_type" \{.*?default\s*=\s*"([^"]+)"', text, re.S)[1]
     taint = re.search(r"\btaint \{(.*?)\}", text, re.S)[1]
     return {
         "machine": machine,
+        "vcpus": min(int(n) for n in re.findall(r"\bg2-standard-(\d+)\s*=", text)),
         "gpus": int(re.search(rf"\b{re.escape(machine)}\"?\s*=\s*(\d+)", text)[1]),
         "accelerator": re.search(r'guest_accelerator \{\s*type\s*=\s*"([^"]+)"', text)[1],
         "taint": {k: re.search(rf'\b{k}\s*=\s*"([^"]+)"', taint)[1] for k in ("key", "value", "effect")},

@@ -327,6 +327,17 @@ def gpu_is_terraforms(docs, terraform: pathlib.Path = REPO / "terraform"):
     )
 
 
+def requests_fit_every_machine(docs, terraform: pathlib.Path = REPO / "terraform"):
+    """Of a g2 machine, with 4 GB a vCPU, GKE's system and its pods take about a core and a third of 16 GB."""
+    vcpus = terraform_facts(terraform)["vcpus"]
+    asked = [c.get("resources", {}).get("requests", {}) for c in containers(docs)]
+    cpu, memory = (max(float(str(r.get(k, 0)).removesuffix("Gi")) for r in asked) for k in ("cpu", "memory"))
+    return unless(
+        (cpu <= vcpus - 1, f"the pod requests {cpu} CPUs, the smallest machine has {vcpus}"),
+        (memory <= vcpus * 4 * 2 / 3, f"the pod requests {memory} Gi, the smallest machine has {vcpus * 4} GB"),
+    )
+
+
 def selectors_match(docs):
     labels = at(controller(docs), "spec.template.metadata.labels") or {}
     found = []
@@ -426,8 +437,8 @@ BOTH = [
     pod_sees_no_node, namespace_refuses_the_privileged, one_pod_at_a_time, probes_ask_the_api,
     mounts_and_volumes_agree, setup_files_exist, written_places_are_writable, work_outlives_the_pod,
     library_path_is_appended, packages_are_the_projects, token_is_nowhere, secrets_are_files_for_the_group,
-    gpu_is_terraforms, selectors_match, ports_agree, commands_know_the_names, enumerations_are_known,
-    disk_goes_with_its_claim, what_may_leave,
+    gpu_is_terraforms, requests_fit_every_machine, selectors_match, ports_agree, commands_know_the_names,
+    enumerations_are_known, disk_goes_with_its_claim, what_may_leave,
 ]  # fmt: skip
 BASE = [*BOTH, nothing_is_public, only_the_namespace_comes_in, speaks_http]
 PUBLIC = [*BOTH, public_for_its_ranges_only, speaks_tls]

@@ -9,7 +9,7 @@ from conftest import REPO, render, render_text
 
 LIMIT = 'limits: {memory: 24Gi, nvidia.com/gpu: "1"}'
 IMAGE = "image: nvcr.io/nvidia/jax:26.06-py3"
-SERVER = "exec python -m jupyterlab --config=/etc/jax-jupyter/jupyter_server_config.py"
+SERVER = "exec python -P -m jupyterlab --config=/etc/jax-jupyter/jupyter_server_config.py"
 EXCEPT = "except: [10.0.0.0/8, 100.64.0.0/10, 169.254.0.0/16, 172.16.0.0/12, 192.168.0.0/16, 240.0.0.0/4]"
 CLAIM = "persistentVolumeClaim: {claimName: jax-workspace}"
 TOKEN = "secretName: jax-jupyter-token, optional: true, defaultMode: 0440"
@@ -71,6 +71,10 @@ BASE = {
         (LIMIT, "limits: {memory: 24Gi}"),
         ("gke-accelerator: nvidia-l4", "gke-accelerator: nvidia-tesla-t4"),
         ("key: nvidia.com/gpu, operator", "key: nvidia.com/gpus, operator"),
+    ],
+    "requests_fit_every_machine": [
+        ('requests: {cpu: "3", memory: 10Gi', 'requests: {cpu: "4", memory: 10Gi'),
+        ('requests: {cpu: "3", memory: 10Gi', 'requests: {cpu: "3", memory: 16Gi'),
     ],
     "selectors_match": [
         ("selector: {app: jax-jupyter}", "selector: {app: jax-jupiter}"),

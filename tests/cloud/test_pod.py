@@ -247,6 +247,8 @@ def test_a_run_notebook_outlives_the_pod_and_the_token_is_nowhere(start, token, 
         assert "holds" in json.dumps(cells[-1]["outputs"])  # the notebook's last cell sums its claims up
         notebook["content"]["cells"].append({"cell_type": "markdown", "metadata": {}, "source": "my own words"})
         student.get(f"/api/contents/{FIRST}", "PUT", {"type": "notebook", "content": notebook["content"]})
+        # A student's module with a name of the library's: the next start must not take it.
+        assert pod.exec("bash", "-c", "echo 'raise SystemExit(1)' > /workspace/random.py").returncode == 0
         for process in [pod.main(), *pod.main().children(recursive=True)]:
             assert token not in json.dumps([process.cmdline(), process.environ()])
         files = [path for path in disks.rglob("*") if path.is_file()]

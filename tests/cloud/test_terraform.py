@@ -228,7 +228,7 @@ MISTAKES = {
     ),
     "the placeholder project is let through": (
         "variables.tf",
-        re.compile(r' && !can\(regex\("\^\(your.*?var\.project_id\)\)'),
+        re.compile(r" && !contains\(.*?var\.project_id\)"),
         "",
         "the_placeholder_project",
     ),
