@@ -36,7 +36,7 @@ env = @command -v "$(PYTHON)" >/dev/null || { echo "make: PYTHON=$(PYTHON) is no
 endif
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2} /^# --- / {print substr($$0, 7)}' Makefile
 	@sed -n 's/^#   //p' Makefile
 
 run: ## execute the whole course; an HTML page per notebook and an index in build/
@@ -54,7 +54,7 @@ test-cloud: export JAX_PLATFORMS ?= cpu
 test-cloud: ## test terraform/ and deploy/ without a cloud (needs terraform and kubectl)
 	$(env)
 	@for tool in terraform kubectl; do command -v $$tool >/dev/null || { echo "make: test-cloud needs $$tool:" \
-	  "see README, On Google Cloud" >&2; exit 1; }; done
+	  "make preflight says where to get it" >&2; exit 1; }; done
 	@$(MAKE) --no-print-directory PY="$(PY)" .venv-cloud/ready
 	@mkdir -p build/test
 	@$(PY) -m pytest tests/cloud -n $(WORKERS) --dist loadgroup --junitxml build/test/cloud.xml $(ARGS)
@@ -127,7 +127,7 @@ saved: ## the recorded H200 timings (ARGS=03: of one notebook)
 	$(env)
 	@$(PY) -m attnlab saved $(ARGS)
 
-# --- the course on Google Kubernetes Engine: README, On Google Cloud. They run with the Python that is there.
+# --- On Google Cloud (see README):
 OVERLAY ?= base
 SOURCES ?=
 IMAGE ?=
@@ -136,7 +136,8 @@ CERT ?=
 KEY ?=
 PORT ?= 8884
 YES ?=
-cloud = @"$(BASE_PYTHON)" deploy/cloud
+cloud = @command -v "$(BASE_PYTHON)" >/dev/null || { echo "make: BASE_PYTHON=$(BASE_PYTHON) is not here." \
+	"Install Python with: sudo apt install python3" >&2; exit 1; }; "$(BASE_PYTHON)" deploy/cloud
 
 preflight: ## look whether a Google Cloud project can hold the course: tools, account, APIs, quota
 	$(cloud) preflight
@@ -160,6 +161,7 @@ image: ## build the class image with Cloud Build
 teardown: ## delete the pod, its volume and the cluster, then list what is left (YES=1: without asking)
 	$(cloud) teardown $(if $(YES),--yes)
 
+# --- For maintainers:
 lock: ## resolve pyproject.toml anew into deploy/locks/ (needs uv and a network)
 	@command -v "$(UV)" >/dev/null || { echo "make: UV=$(UV) is not here. Install uv (pipx install uv)," \
 	"or name it: make lock UV=/path/to/uv" >&2; exit 1; }

@@ -15,6 +15,7 @@ import json
 import os
 import re
 import secrets
+import shlex
 import shutil
 import signal
 import socket
@@ -27,13 +28,14 @@ import receive
 import tools
 from preflight import preflight
 from public import certificate, make_secret, ranges
-from rollout import wait_for_address, wait_for_pod
+from rollout import pod_may_wait, wait_for_address, wait_for_pod
 from teardown import teardown
-from tools import APP, DEPLOY, NAMESPACE, ROOT, Problem, ask, call, kubectl, last_line, look, need, say, show
+from tools import APP, DEPLOY, NAMESPACE, ROOT, Problem, ask, call, fault_in, kubectl, look, need, say, show
 
 PORT = 8884
 COURSE = "/workspace/attention"
 WORK = os.path.join(ROOT, "build", "cloud")  # what is applied stays there, to be read
+READY = "Is this machine ready"  # the title of doctor's last table
 BASE_IMAGE = "nvcr.io/nvidia/jax"  # the name that deploy/base has
 EXEC = ["kubectl", "-n", NAMESPACE, "exec", "-i", f"deploy/{APP}", "-c", "jupyter", "--"]
 
@@ -98,14 +100,12 @@ def deploy(options):
     if options.cert and options.overlay != "public":
         raise Problem(f"CERT does nothing with OVERLAY={options.overlay}: leave it out, or give OVERLAY=public")
     kustomization(options.overlay, options.sources, image_of(options.image, options.digest))
-    say(f"cluster: {tools.context()}")
-    given = tools.terraform_outputs()
-    if given and tools.context() != tools.context_of(given):
-        say(f"  note: terraform made another one, {tools.context_of(given)}: {tools.CONNECT}")
-
+    say(f"cluster: {tools.connected()}")
     if not look("namespace", NAMESPACE):
         kubectl("create", "namespace", NAMESPACE, "--save-config")
-    running = bool(look("deployment", APP))
+    running = look("deployment", APP)
+    if running:
+        say_changes(running)
     fresh = not look("secret", f"{APP}-token")
     if fresh:  # before the pod, which else makes a token of its own
         make_secret(f"{APP}-token", {"token": secrets.token_urlsafe(32)})
@@ -116,20 +116,47 @@ def deploy(options):
     # A running pod has read these and does not look again.
     fresh |= bool(re.search(rf"^configmap/{APP}\S* (configured|created)", applied, re.MULTILINE))
     address = ""
-    if options.overlay == "public":
-        address = wait_for_address()
-        fresh |= certificate(address, options.cert, options.key)
-    if running and fresh:
-        kubectl("rollout", "restart", f"deployment/{APP}")
-    pod = wait_for_pod()
-    send(options)
-    doctor = subprocess.run([*EXEC, "bash", "-c", f"cd {COURSE} && python -m attnlab doctor"], stdin=subprocess.DEVNULL)
+    with pod_may_wait():
+        if options.overlay == "public":
+            address = wait_for_address()
+            fresh |= certificate(address, options.cert, options.key)
+        if running and fresh:
+            kubectl("rollout", "restart", f"deployment/{APP}")
+        pod = wait_for_pod()
+    bring_course()
+    say("asking attnlab doctor in the pod")
+    unwell, out, err = call([*EXEC, "bash", "-c", f"cd {COURSE} && python -m attnlab doctor"], seconds=900)
+    say((out + err if unwell else out[max(0, out.find(READY)) :]).rstrip())
     say_image(pod, options)
     where = f"https://{address}:{PORT} in the browser" if address else "make forward, in a terminal of its own"
     say(f"next: {where}; make token shows what it asks for")
-    if doctor.returncode:
+    if unwell:
         raise Problem("JupyterLab runs, but doctor found something in the pod, see above: mend it, or go on without")
     return 0
+
+
+def say_changes(running):
+    """Say where what will be applied changes the image, or whether there is a public address."""
+    image, kind = rendered(kubectl("kustomize", WORK))
+    containers = running["spec"]["template"]["spec"]["containers"]
+    images = [part["image"] for part in containers if part["name"] == "jupyter"]
+    kinds = [look("service", f"{APP}-svc").get("spec", {}).get("type")]
+    for what, old, new, words in (
+        ("image", images[0], image, "IMAGE= and DIGEST="),
+        ("Service's type", kinds[0], kind, "OVERLAY= and SOURCES="),
+    ):
+        if old and new and old != new:
+            say(f"note: the {what} changes from {old} to {new} (give {words} as before to keep it)")
+
+
+def rendered(manifests):
+    """(the Deployment's image, the Service's type) in what kustomize writes; "" for what is not there."""
+    found = []
+    for kind, line in (("Deployment", r"image"), ("Service", r"type")):
+        parts = [part for part in manifests.split("\n---\n") if re.search(rf"^kind: {kind}$", part, re.MULTILINE)]
+        value = re.search(rf"^ +(?:- )?{line}: (\S+)$", "\n".join(parts), re.MULTILINE)
+        found.append(value[1] if value else "")
+    return found
 
 
 def say_image(pod, options):
@@ -137,8 +164,9 @@ def say_image(pod, options):
     digest = re.search(r"sha256:[0-9a-f]{64}", runs.get("imageID", ""))
     say(f"image: {runs['image']}, {digest[0] if digest else 'digest unknown'}")
     if digest and not options.digest and "@" not in options.image:
-        given = {"OVERLAY": options.overlay.replace("base", ""), "SOURCES": options.sources, "IMAGE": options.image}
-        given = "".join(f" {name}={value!r}" for name, value in given.items() if value)
+        given = {name: getattr(options, name) for name in ("overlay", "sources", "image", "cert", "key")}
+        given["overlay"] = options.overlay.replace("base", "")
+        given = "".join(f" {name.upper()}={shlex.quote(value)}" for name, value in given.items() if value)
         say(f"pin it: make deploy{given} DIGEST={digest[0]}")
 
 
@@ -146,10 +174,10 @@ def say_image(pod, options):
 
 
 def pack():
-    """(the course as the bytes of a tar, how many files). With git: what git knows, as it is here now."""
+    """(the course as the bytes of a tar, how many files). With git: all that git does not ignore, as it is here now."""
     wanted = None
     if os.path.exists(os.path.join(ROOT, ".git")) and shutil.which("git"):
-        status, out, _ = call(["git", "-C", ROOT, "ls-files", "-z"])
+        status, out, _ = call(["git", "-C", ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard"])
         wanted = None if status else set(out.split("\0"))
     files, whole = receive.read_folder(ROOT, wanted), io.BytesIO()
     with tarfile.open(fileobj=whole, mode="w:gz") as tar:
@@ -161,7 +189,13 @@ def pack():
 
 
 def send(_):
-    """Bring the course into the pod, beside what the student changed. It is counted and hashed there first."""
+    """Bring the course into the pod, beside what the student changed."""
+    tools.connected()
+    return bring_course()
+
+
+def bring_course():
+    """Send the course, which is counted and hashed in the pod before a byte of it is written. Raises `Problem`."""
     data, count = pack()
     with open(os.path.join(DEPLOY, "cloud", "receive.py"), "rb") as file:
         program = file.read()
@@ -180,7 +214,7 @@ def send(_):
         refused = re.search(r"^receive: (.*)", err, re.MULTILINE)
         if refused and status == 1:
             raise Problem(f"the course was not brought: {refused[1]}")
-        why = last_line(err.replace("command terminated with exit code 3", ""))
+        why = fault_in(err.replace("command terminated with exit code 3", ""))
         if last:
             raise Problem(f"the course did not arrive: {why} (is the pod ready? make deploy waits for it; make send)")
         say(f"  the stream broke ({why}); once more")
@@ -191,6 +225,7 @@ def send(_):
 
 def token(_):
     """Show the token, alone on standard output."""
+    tools.connected()
     secret = look("secret", f"{APP}-token")
     if not secret:
         logs = f"kubectl -n {NAMESPACE} logs deploy/{APP} -c jupyter"
@@ -202,17 +237,20 @@ def token(_):
 
 def forward(options):
     """Hold a way to JupyterLab open until Ctrl-C, also when the pod starts anew."""
+    tools.connected()
     there = look("deployment", APP)
     if not there:
         raise Problem("JupyterLab is not in this cluster: make deploy")
+    if os.environ.get("CLOUD_SHELL") == "true":
+        connect = tools.terraform_outputs().get("get_credentials_command", "connecting kubectl there")
+        say("note: this is Cloud Shell, whose localhost is not your browser's. Run make forward on your own machine,")
+        say(f"  after {connect}; or make deploy OVERLAY=public SOURCES=…")
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # one that was closed just now is free
         try:
             probe.bind(("127.0.0.1", options.port))
-        except (OSError, OverflowError) as error:
-            raise Problem(
-                f"port {options.port} is not to be had: {error}. Give another: make forward PORT=9000"
-            ) from None
+        except OSError as error:
+            raise Problem(f"PORT={options.port} is not free: {error}. Give another: make forward PORT=9000") from None
     tls = any(volume["name"] == "tls" for volume in there["spec"]["template"]["spec"]["volumes"])
     url = f"{'https' if tls else 'http'}://localhost:{options.port}"
     command = ["kubectl", "-n", NAMESPACE, "port-forward", f"svc/{APP}-svc", f"{options.port}:{PORT}"]
@@ -273,9 +311,23 @@ def image(_):
 COMMANDS = (preflight, deploy, send, token, forward, image, teardown)
 
 
+class Parser(argparse.ArgumentParser):
+    """Refuses a wrong call in one line, as all the rest is refused."""
+
+    def error(self, message):
+        message = re.sub(r"^argument --\w+: ", "", message)
+        self.exit(2, f"{self.prog.split()[-1]}: {message}. Help: make help\n")
+
+
+def port_number(text):
+    if not re.fullmatch("[0-9]{1,5}", text) or not 0 < int(text) < 65536:
+        raise argparse.ArgumentTypeError(f"PORT={text} is no port: give a number up to 65535, as in PORT=9000")
+    return int(text)
+
+
 def main(argv=None):
     signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the shell that started it ignores it
-    parser = argparse.ArgumentParser(description="The course on Google Kubernetes Engine.")
+    parser = Parser(prog="cloud", description="The course on Google Kubernetes Engine.")
     known = parser.add_subparsers(dest="command", required=True)
     made = {f.__name__: known.add_parser(f.__name__, help=f.__doc__.splitlines()[0]) for f in COMMANDS}
     for name, words in (
@@ -288,7 +340,7 @@ def main(argv=None):
     ):
         default = "base" if name == "overlay" else ""
         made["deploy"].add_argument(f"--{name}", default=default, help=f"{words} ({name.upper()})")
-    made["forward"].add_argument("--port", type=int, default=PORT, help="the port on this machine (PORT)")
+    made["forward"].add_argument("--port", type=port_number, default=PORT, help="the port on this machine (PORT)")
     made["teardown"].add_argument("--yes", action="store_true", help="ask nothing (YES)")
     options = parser.parse_args(argv)
     try:

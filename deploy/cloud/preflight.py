@@ -5,9 +5,10 @@ import re
 import shutil
 import sys
 
-from tools import INSTALL, call, in_terraform, last_line, project_of, say, setting
+from tools import INSTALL, call, fault_in, in_terraform, project_of, say, setting
 
 CONSOLE = "https://console.cloud.google.com"
+SYSTEM_VCPUS, GPU_DISK, OTHER_DISKS = 2, 100, 50 + 20  # of cluster.tf's two pools, and the volume of deploy/base
 
 
 class Sheet:
@@ -24,22 +25,29 @@ class Sheet:
         self.red += not good
         return good
 
+    def note(self, what):
+        say(f"--   {what}")
+
     def close(self):
         say(f"{self.red} to mend, then make preflight again" if self.red else "all green: terraform apply can start")
         return 1 if self.red else 0
 
 
 def asked(*words):
-    """(did gcloud answer, its answer: the JSON, or the last line of what went wrong)"""
+    """(did gcloud answer, its answer: the JSON, or what went wrong)"""
     status, out, err = call(["gcloud", *words, "--format=json"])
-    return (False, last_line(err)) if status else (True, json.loads(out or "[]"))
+    return (False, fault_in(err)) if status else (True, json.loads(out or "[]"))
 
 
 def preflight(_):
     """Look whether the project can hold the course: tools, account, billing, APIs, zone, quota."""
     sheet = Sheet()
-    for tool in ("gcloud", "terraform", "kubectl", "gke-gcloud-auth-plugin"):
-        sheet.line(shutil.which(tool), tool, INSTALL[tool])
+    sheet.line(shutil.which("gcloud"), "gcloud", INSTALL["gcloud"])
+    least = in_terraform("versions.tf", r'required_version\s*=\s*">= ([\d.]+)"')
+    new_enough(sheet, "terraform", "version -json", "terraform_version", least, "terraform/ needs it")
+    why = "older ones forward ports by SPDY, which the cluster's DNS endpoint may not let through"
+    new_enough(sheet, "kubectl", "version --client -o json", "gitVersion", "1.31", why)
+    sheet.line(shutil.which("gke-gcloud-auth-plugin"), "gke-gcloud-auth-plugin", INSTALL["gke-gcloud-auth-plugin"])
     if not shutil.which("gcloud"):
         say("The rest is asked with gcloud. In Cloud Shell (https://shell.cloud.google.com) all four are there.")
         return sheet.close()
@@ -52,18 +60,37 @@ def preflight(_):
     return sheet.close()
 
 
+def new_enough(sheet, tool, words, key, least, why):
+    if not shutil.which(tool):
+        sheet.line(False, tool, INSTALL[tool])
+        return
+    said = re.search(rf'"{key}":\s*"v?([\d.]+)', call([tool, *words.split()])[1])
+    have, wanted = ([int(n) for n in re.findall(r"\d+", text)] for text in (said[1] if said else "", least))
+    what = f"{tool} {said[1] if said else 'of an unknown version'}"
+    sheet.line(have >= wanted, what, f"{least} or newer is wanted: {why}; {INSTALL[tool]}")
+
+
 def look_at_project(sheet, project):
     good, said = asked("projects", "describe", project)
     if not sheet.line(good, f"project {project}", f"{said}; put your project's id into terraform/terraform.tfvars"):
         return
+    other = call(["gcloud", "config", "get", "project"])[1].strip()
+    if other not in ("", project):
+        sheet.note(f"gcloud's own project is {other}: all commands here use {project}, as terraform.tfvars says")
     good, said = asked("billing", "projects", "describe", project)
     page = f"{CONSOLE}/billing/linkedaccount?project={project}"
-    sheet.line(good and said.get("billingEnabled"), "billing is enabled", page if good else f"{said}; look at {page}")
-    apis(sheet, f"--project={project}")
-    quotas(sheet, project, machine(sheet, f"--project={project}"))
+    if good:
+        sheet.line(said.get("billingEnabled"), "billing is enabled", page)
+    else:
+        sheet.note(f"billing is not known ({said}): look at {page}")
+    if apis(sheet, f"--project={project}"):
+        quotas(sheet, project, *machine(sheet, f"--project={project}"))
+    else:
+        say("Zone and quota can't be asked without the compute API: enable these, then make preflight again.")
 
 
 def apis(sheet, on):
+    """Whether the APIs are enabled; returns whether compute is, as far as can be known."""
     needed = re.findall(r'"(\w+)"', in_terraform("network.tf", r"\bapis\s*=\s*\[([^]]*)\]"))
     good, said = asked("services", "list", "--enabled", on)
     enabled = {api["config"]["name"] for api in said} if good else set()
@@ -71,11 +98,15 @@ def apis(sheet, on):
     enable = f"gcloud services enable {' '.join(missing)} {on}"
     why = "terraform apply does it too, but the lines below need compute now, and apply needs cloudresourcemanager"
     what = f"APIs enabled: {len(needed) - len(missing)} of {len(needed)}"
-    sheet.line(needed and not missing, what, f"{enable}  ({why})" if good else said)
+    if good:
+        sheet.line(needed and not missing, what, f"{enable}  ({why})")
+    else:
+        sheet.line(False, "APIs enabled", said)
+    return not good or "compute.googleapis.com" in enabled
 
 
 def machine(sheet, on):
-    """Whether the zone has the machine; returns its L4 GPUs, 1 when that can't be asked."""
+    """Whether the zone has the machine; returns its L4 GPUs and vCPUs, 1 and 0 when that can't be asked."""
     zone, kind = setting("zone"), setting("machine_type")
     good, said = asked("compute", "accelerator-types", "list", f"--filter=name=nvidia-l4 AND zone:{zone}", on)
     others = f"gcloud compute accelerator-types list --filter=name=nvidia-l4 {on} lists zones for terraform.tfvars"
@@ -83,23 +114,49 @@ def machine(sheet, on):
     good, said = asked("compute", "machine-types", "describe", kind, f"--zone={zone}", on)
     counts = [a["guestAcceleratorCount"] for a in said.get("accelerators", [])] if good else []
     sheet.line(counts, f"zone {zone} has {kind}, with GPUs", "give a g2-standard machine_type" if good else said)
-    return counts[0] if counts else 1
+    return (counts[0], said["guestCpus"]) if counts else (1, 0)
 
 
-def quotas(sheet, project, per_node):
-    region, nodes = setting("zone").rpartition("-")[0], int(setting("max_gpu_nodes") or 1)
-    wanted, kind = nodes * per_node, setting("provisioning")
-    more = f"ask for more at {CONSOLE}/iam-admin/quotas?project={project} (hours to days)"
-    for place, name, words in (
-        (region, "NVIDIA_L4_GPUS", ("regions", "describe", region)),
-        ("all regions", "GPUS_ALL_REGIONS", ("project-info", "describe")),
+def quotas(sheet, project, gpus, vcpus):
+    """Whether each quota allows max_gpu_nodes nodes, and what the cluster has beside them."""
+    region, nodes, kind = (
+        setting("zone").rpartition("-")[0],
+        int(setting("max_gpu_nodes") or 1),
+        setting("provisioning"),
+    )
+    here = [("NVIDIA_L4_GPUS", gpus, "GPU", 0), ("CPUS", vcpus, "vCPU", SYSTEM_VCPUS)]
+    here.append(("SSD_TOTAL_GB", GPU_DISK, "GB", OTHER_DISKS))  # pd-balanced counts there
+    for place, words, rows in (
+        (region, ("regions", "describe", region), here),
+        ("all regions", ("project-info", "describe"), [("GPUS_ALL_REGIONS", gpus, "GPU", 0)]),
     ):
         good, said = asked("compute", *words, f"--project={project}")
-        known = {quota["metric"]: quota for quota in said["quotas"]} if good else {}
-        # Spot and flex-start draw on a quota of their own where the project has been given one.
-        if kind in ("spot", "flex_start") and known.get(f"PREEMPTIBLE_{name}", {}).get("limit"):
-            name = f"PREEMPTIBLE_{name}"
-        limit, used = (int(known.get(name, {}).get(key, 0)) for key in ("limit", "usage"))
-        free = limit if kind == "reservation" else limit - used  # what is reserved counts as used already
-        what = f"quota {name}, {place}: {limit}, of which {used} used; {wanted} wanted ({nodes} nodes of {per_node})"
-        sheet.line(free >= wanted, what, more if good else said)
+        if not good:
+            sheet.line(False, f"quota, {place}", said)
+            continue
+        known = {quota["metric"]: quota for quota in said["quotas"]}
+        for name, each, unit, beside in rows:
+            # Spot and flex-start draw on a quota of their own where the project has been given one.
+            if kind in ("spot", "flex_start") and known.get(f"PREEMPTIBLE_{name}", {}).get("limit"):
+                name, beside = f"PREEMPTIBLE_{name}", 0
+            one_quota(sheet, project, f"{name}, {place}", known.get(name), nodes, each, unit, beside, kind)
+
+
+def one_quota(sheet, project, name, quota, nodes, each, unit, beside, kind):
+    if not each:  # the machine is not known, which is red already
+        return
+    wanted = nodes * each + beside
+    what = f"{wanted} wanted, {count(nodes, 'node')} with {count(each, unit)}{' each' if nodes > 1 else ''}"
+    what += f" and {beside} beside" if beside else ""
+    more = f"ask for more at {CONSOLE}/iam-admin/quotas?project={project} (hours to days)"
+    if not quota:
+        sheet.line(False, f"quota {name}: not listed; {what}", more)
+        return
+    limit, used = int(quota["limit"]), int(quota["usage"])
+    free = limit if kind == "reservation" and unit != "GB" else limit - used  # what is reserved counts as used already
+    more = f"this course's own running nodes count as used; {more}"
+    sheet.line(free >= wanted, f"quota {name}: {limit}, of which {used} used; {what}", more)
+
+
+def count(number, unit):
+    return f"{number} {unit}" + ("" if number == 1 or unit == "GB" else "s")

@@ -6,6 +6,7 @@ import ipaddress
 import json
 import os
 import re
+import shutil
 import ssl
 import tempfile
 
@@ -51,13 +52,17 @@ def make_secret(name, values, kind="Opaque", notes=None, verb="create"):
 def certificate(address, cert, key):
     """See to the Secret with the certificate: the one given, or a month's, made here. Returns whether it changed.
 
-    Raises `Problem` for files that are no certificate with its key.
+    A Secret that was not made here is the person's own, and stays unless another certificate is given. Raises `Problem`
+    for files that are no certificate with its key.
     """
     there = look("secret", f"{APP}-tls")
     old = base64.b64decode(there["data"]["tls.crt"]).decode() if there else ""
-    private, notes = "", {}
+    private, notes, theirs = "", {}, cert or there and not made_for(there)
     if cert:
         pem, private = own(cert, key)
+    elif theirs:
+        pem = old
+        say(f"keeping your own certificate (kubectl -n {NAMESPACE} delete secret {APP}-tls, and one is made here)")
     elif made_for(there) == address and not call(["openssl", "x509", "-noout", "-checkend", WEEK], old.encode())[0]:
         pem = old
     else:
@@ -65,12 +70,23 @@ def certificate(address, cert, key):
     if pem != old:
         values = {"tls.crt": pem, "tls.key": private}
         make_secret(f"{APP}-tls", values, "kubernetes.io/tls", notes, "replace" if there else "create")
-    first = re.search(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", pem, re.DOTALL)[0]
-    shown = hashlib.sha256(ssl.PEM_cert_to_DER_cert(first)).hexdigest().upper()
-    say("certificate, SHA-256 fingerprint: " + ":".join(re.findall("..", shown)))
-    if not cert:
+    first = re.search(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", pem, re.DOTALL)
+    if not first:
+        raise Problem(f"the Secret {APP}-tls holds no certificate: kubectl -n {NAMESPACE} delete secret {APP}-tls")
+    shown = hashlib.sha256(ssl.PEM_cert_to_DER_cert(first[0])).hexdigest().upper()
+    say(f"certificate, {end_of(pem)}; SHA-256 fingerprint: " + ":".join(re.findall("..", shown)))
+    if not theirs:
+        say("  It is for 30 days; in its last week make deploy with the same words renews it and restarts the pod.")
         say("  Nobody vouches for it, so the browser warns: compare the fingerprint there before you enter the token.")
     return pem != old
+
+
+def end_of(pem):
+    """Until when a certificate is valid, in words. Without openssl nobody here can say."""
+    if not shutil.which("openssl"):
+        return "valid until a date that only openssl could tell"
+    ends = call(["openssl", "x509", "-noout", "-enddate"], pem.encode())[1].strip()
+    return f"valid until {ends.partition('=')[2] or 'an unknown date'}"
 
 
 def made_for(secret):

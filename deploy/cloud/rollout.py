@@ -1,10 +1,28 @@
 """Waiting until JupyterLab runs, and saying what it waits for, or why it will not come."""
 
+import contextlib
+import re
+
 from tools import APP, NAMESPACE, Problem, Wait, call, look, say
 
 GRACE = 120  # seconds in which a node that could not be made may still come: an old event tells nothing
-BAD_IMAGE = ("ImagePullBackOff", "InvalidImageName", "CreateContainerConfigError", "CreateContainerError")
+HOPELESS = re.compile("not found|unauthorized|denied|manifest unknown", re.IGNORECASE)
+BAD_IMAGE = (
+    "InvalidImageName", "ErrImagePull", "ImagePullBackOff", "CreateContainerConfigError", "CreateContainerError",
+)  # fmt: skip
+STUBBORN = 300  # seconds for what the kubelet tries again by itself: a registry that is down, a failed download
 SCALING = ("TriggeredScaleUp", "FailedScaleUp", "NotTriggerScaleUp")
+
+
+@contextlib.contextmanager
+def pod_may_wait():
+    """Say how the pod is withdrawn, however the waiting for it is given up."""
+    try:
+        yield
+    except (Problem, KeyboardInterrupt):
+        say("\nnote: the pod still waits, and a GPU node may still come and cost. This withdraws it:")
+        say(f"  kubectl -n {NAMESPACE} scale deployment/{APP} --replicas=0")
+        raise
 
 
 def wait_for_address():
@@ -19,6 +37,7 @@ def wait_for_address():
 
 def wait_for_pod():
     """Wait until the newest version's pod is ready, and return it. Raises `Problem` with the reason it can't be."""
+    trouble = {}
     with Wait() as wait:
         while True:
             items = look("deployments,pods", "-l", f"app={APP}").get("items", [])
@@ -26,8 +45,8 @@ def wait_for_pod():
             pod = max(pods, key=lambda p: p["metadata"]["creationTimestamp"], default=None)
             if pod and any(is_done(i) for i in items if i["kind"] == "Deployment"):
                 break
-            words = state_of(pod, wait.passed()) if pod else "waiting for the last pod to go and a new one to come"
-            wait.show(words)
+            words = "waiting for the last pod to go and a new one to come"
+            wait.show(state_of(pod, wait.passed(), trouble) if pod else words)
     say(f"the pod is ready, after {wait.passed() // 60} minutes and {wait.passed() % 60} seconds")
     return pod
 
@@ -38,17 +57,29 @@ def is_done(deployment):
     return seen and [status.get(key) for key in ("replicas", "updatedReplicas", "availableReplicas")] == [1, 1, 1]
 
 
-def state_of(pod, passed):
-    """What a pod that is not ready waits for, in words. Raises `Problem` when waiting will not help."""
+def state_of(pod, passed, trouble):
+    """What a pod that is not ready waits for, in words. Raises `Problem` when waiting will not help.
+
+    `trouble` remembers since when a container is in what the kubelet tries again.
+    """
     name, status = pod["metadata"]["name"], pod["status"]
     more = f"kubectl -n {NAMESPACE} describe pod {name} says more"
     for part in status.get("initContainerStatuses", []) + status.get("containerStatuses", []):
         waiting, ended = part["state"].get("waiting", {}), part["state"].get("terminated", {})
-        why = waiting.get("reason", "")
-        if why in BAD_IMAGE:
-            message = " ".join(waiting.get("message", "").split())
+        why, message = waiting.get("reason", ""), " ".join(waiting.get("message", "").split())
+        crashed, key = why == "CrashLoopBackOff" or ended.get("exitCode"), (name, part["name"])
+        if not crashed and why not in BAD_IMAGE:
+            trouble.pop(key, None)
+        elif not (
+            why == "InvalidImageName"
+            or HOPELESS.search(message)
+            or part["restartCount"] >= 2
+            or passed - trouble.setdefault(key, passed) >= STUBBORN
+        ):
+            return f"the container {part['name']} is tried again: {message or why or 'it ended with an error'}"
+        elif not crashed:
             raise Problem(f"{why} of {part['image']}: {message} (right IMAGE and DIGEST? {more})")
-        if why == "CrashLoopBackOff" or ended.get("exitCode"):
+        else:
             words = ["kubectl", "-n", NAMESPACE, "logs", name, "-c", part["name"], "--tail=15"]
             _, log, err = call(words + (["--previous"] if why == "CrashLoopBackOff" else []))
             say("\n" + (log or err).rstrip())

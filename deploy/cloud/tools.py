@@ -36,8 +36,11 @@ def say(text, end="\n"):
     print(text, end=end, flush=True)
 
 
-def last_line(text):
-    return (text.strip().splitlines() or ["no words"])[-1].strip()
+def fault_in(text):
+    """The line that tells what went wrong: gcloud's own, which more may follow, else the last one."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no words"]
+    first = next((n for n, line in enumerate(lines) if line.startswith("ERROR:")), len(lines) - 1)
+    return " ".join(lines[first : first + 2]) if lines[first].endswith(":") else lines[first]
 
 
 # ---- tools
@@ -61,10 +64,10 @@ def call(command, send=b"", seconds=300):
 
 
 def ask(command, to_do, send=b"", seconds=300):
-    """The output of a command. Raises `Problem` with its last line and what to do when it fails."""
+    """The output of a command. Raises `Problem` with what went wrong and what to do when it fails."""
     status, out, err = call(command, send, seconds)
     if status:
-        raise Problem(f"`{' '.join(command[:6])} …` failed: {last_line(err or out)} ({to_do})")
+        raise Problem(f"`{' '.join(command[:6])} …` failed: {fault_in(err or out)} ({to_do})")
     return out
 
 
@@ -84,7 +87,7 @@ def show(command, to_do):
 # ---- the cluster
 
 
-def kubectl(*words, to_do=f"is the cluster there? {CONNECT}", send=b"", seconds=300):
+def kubectl(*words, to_do="is the cluster there, and may you use it?", send=b"", seconds=300):
     return ask(["kubectl", "-n", NAMESPACE, *words], to_do, send, seconds)
 
 
@@ -94,11 +97,20 @@ def look(kind, *words):
 
 
 def context():
-    """The name of kubectl's current context. Raises `Problem` when there is none."""
+    """The name of kubectl's current context, "" when there is none."""
     status, out, _ = call(["kubectl", "config", "current-context"])
-    if status or not out.strip():
-        raise Problem(f"kubectl knows no cluster: connect it first with {CONNECT}")
-    return out.strip()
+    return "" if status else out.strip()
+
+
+def connected():
+    """The name of kubectl's current context. Raises `Problem` for none, and for another cluster than Terraform's."""
+    name, given = context(), terraform_outputs()
+    if not name:
+        first = "make the cluster first (terraform apply in terraform/), then connect with the command that it prints"
+        raise Problem(f"kubectl knows no cluster: {f'connect it first with {CONNECT}' if given else first}")
+    if given and name != context_of(given):
+        raise Problem(f"kubectl works on {name}, and Terraform made {context_of(given)}: connect with {CONNECT}")
+    return name
 
 
 # ---- what Terraform knows
