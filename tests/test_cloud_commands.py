@@ -24,6 +24,7 @@ import pytest
 REPO = pathlib.Path(__file__).parents[1]
 sys.path.insert(0, str(REPO / "deploy" / "cloud"))
 import commands as cloud  # noqa: E402
+import preflight as cloud_preflight  # noqa: E402
 import public as cloud_public  # noqa: E402
 import rollout as cloud_rollout  # noqa: E402
 import teardown as cloud_teardown  # noqa: E402
@@ -110,7 +111,7 @@ def tools(tmp_path, monkeypatch):
         monkeypatch.delenv(name)
     terraform = tmp_path / "terraform"
     terraform.mkdir()
-    for name in ("variables.tf", "network.tf"):
+    for name in ("variables.tf", "network.tf", "versions.tf"):
         shutil.copy(REPO / "terraform" / name, terraform)
     (terraform / "terraform.tfvars").write_text('# the class\nproject_id = "my-project" # ours\nmax_gpu_nodes = 2\n')
     monkeypatch.setattr(cloud_tools, "TERRAFORM", str(terraform))
@@ -133,7 +134,9 @@ def course(tools, monkeypatch):
 
 
 def pod(state="running", part="jupyter", scheduled="True", **how):
-    status = {"name": part, "image": "img:1", "imageID": f"img@{DIGEST}", "restartCount": 0, "state": {state: how}}
+    restarts = how.pop("restarts", 0)
+    status = {"name": part, "image": "img:1", "imageID": f"img@{DIGEST}", "restartCount": restarts}
+    status["state"] = {state: how}
     kind = "containerStatuses" if part == "jupyter" else "initContainerStatuses"
     conditions = [{"type": "PodScheduled", "status": scheduled, "message": "0/1 nodes: Insufficient nvidia.com/gpu."}]
     meta = {"name": "jax-jupyter-1", "creationTimestamp": "2026-01-01T00:00:00Z"}
@@ -158,17 +161,24 @@ def cluster(tools, course):
     tools.answer("kubectl get deployments,pods", pods(pod(), ready=True))
     tools.answer("kubectl apply", "configmap/jax-jupyter created\ndeployment.apps/jax-jupyter created\n")
     tools.answer("kubectl exec python3", run=True)
-    tools.answer("kubectl exec bash", "doctor: all well\n")
+    tools.answer("kubectl exec bash", "what the device can do\nIs this machine ready, for user 10001?\nall well\n")
     return tools
+
+
+IMAGE = "nvcr.io/nvidia/jax:26.06-py3"
 
 
 def deployed(cluster):
     """The answers of a cluster in which it runs already."""
     cluster.answer("kubectl get namespace", {"kind": "Namespace"})
     cluster.answer("kubectl get secret jax-jupyter-token", {"data": {"token": base64.b64encode(b"t" * 40).decode()}})
-    volumes = [{"name": "workspace"}]
-    cluster.answer("kubectl get deployment jax-jupyter", {"spec": {"template": {"spec": {"volumes": volumes}}}})
+    cluster.answer("kubectl get deployment jax-jupyter", deployment("workspace"))
     cluster.answer("kubectl apply", "configmap/jax-jupyter unchanged\ndeployment.apps/jax-jupyter unchanged\n")
+
+
+def deployment(volume):
+    pod = {"volumes": [{"name": volume}], "containers": [{"name": "jupyter", "image": IMAGE}]}
+    return {"spec": {"template": {"spec": pod}}}
 
 
 def applied(cluster):
@@ -193,7 +203,7 @@ def test_deploy_brings_token_manifests_and_course_and_says_what_is_next(cluster,
     order = [next(w for w in call["words"] if w in ("create", "apply", "exec")) for call in cluster.calls()
              if {"create", "apply", "exec"} & set(call["words"])]  # fmt: skip
     assert order == ["create", "create", "apply", "exec", "exec"]
-    assert f"cluster: {CLUSTER}" in out and "doctor: all well" in out and "make forward" in out
+    assert f"cluster: {CLUSTER}" in out and "all well" in out and "make forward" in out
     assert f"image: img:1, {DIGEST}" in out and f"make deploy DIGEST={DIGEST}" in out
 
 
@@ -232,11 +242,36 @@ def test_a_pod_that_made_its_own_token_restarts_for_the_new_one(cluster):
     assert cluster.calls("kubectl rollout restart deployment/jax-jupyter")
 
 
-def test_deploy_without_a_cluster_names_the_command_that_connects(tools, course, capfd):
-    tools.have("kubectl")
-    tools.answer("kubectl config current-context", status=1, err="error: current-context is not set\n")
-    assert "$(terraform -chdir=terraform output -raw get_credentials_command)" in refusal(capfd, "deploy")
-    assert not tools.calls("kubectl apply")
+CONNECTED = ["deploy", "send", "token", "forward"]
+
+
+def terraform_made(tools, **other):
+    tools.have("terraform")
+    tools.answer("terraform output", {name: {"value": value} for name, value in (OUTPUTS | other).items()})
+
+
+@pytest.mark.parametrize("command", CONNECTED)
+def test_without_a_context_the_command_that_connects_is_named(command, cluster, capfd):
+    terraform_made(cluster)
+    cluster.answer("kubectl config current-context", status=1, err="error: current-context is not set\n")
+    line = refusal(capfd, command)
+    assert "knows no cluster" in line and "$(terraform -chdir=terraform output -raw get_credentials_command)" in line
+    assert len(cluster.calls("kubectl")) == 1
+
+
+@pytest.mark.parametrize("command", CONNECTED)
+def test_before_terraform_apply_no_output_of_terraform_is_advised(command, cluster, capfd):
+    cluster.answer("kubectl config current-context", status=1)
+    line = refusal(capfd, command)
+    assert "make the cluster first (terraform apply in terraform/), then connect" in line and "$(" not in line
+
+
+@pytest.mark.parametrize("command", CONNECTED)
+def test_another_cluster_than_terraforms_is_refused(command, cluster, capfd):
+    terraform_made(cluster, cluster_name="other")
+    line = refusal(capfd, command)
+    assert f"kubectl works on {CLUSTER}, and Terraform made gke_my-project_us-central1-a_other: connect with $(" in line
+    assert len(cluster.calls("kubectl")) == 1
 
 
 def test_a_cluster_that_refuses_is_told_in_its_own_words(cluster, capfd):
@@ -244,11 +279,31 @@ def test_a_cluster_that_refuses_is_told_in_its_own_words(cluster, capfd):
     assert "Unable to connect to the server: timeout" in refusal(capfd, "deploy")
 
 
-def test_deploy_notes_that_terraform_made_another_cluster(cluster, capfd):
-    cluster.have("terraform")
-    cluster.answer("terraform output", {k: {"value": v} for k, v in (OUTPUTS | {"cluster_name": "other"}).items()})
-    cloud.main(["deploy"])
-    assert "gke_my-project_us-central1-a_other" in capfd.readouterr().out
+def will_be(image=IMAGE, kind="ClusterIP"):
+    deployment = f"kind: Deployment\nspec:\n  type: Recreate\n      containers:\n      - image: {image}\n"
+    return f"apiVersion: v1\nkind: Service\nspec:\n  type: {kind}\n---\n{deployment}"
+
+
+@pytest.mark.parametrize("new, note", [
+    (will_be(), ""),
+    (will_be(image="a/b:1"), f"note: the image changes from {IMAGE} to a/b:1 (give IMAGE= and DIGEST= as before"),
+    (will_be(kind="LoadBalancer"), "note: the Service's type changes from ClusterIP to LoadBalancer (give OVERLAY="),
+])  # fmt: skip
+def test_deploy_notes_before_it_applies_what_changes_by_words_left_out(new, note, cluster, capfd):
+    deployed(cluster)
+    cluster.answer("kubectl get service", {"spec": {"type": "ClusterIP"}})
+    cluster.answer("kubectl kustomize", new)
+    assert cloud.main(["deploy"]) == 0
+    notes = [line for line in capfd.readouterr().out.splitlines() if line.startswith("note:")]
+    assert len(notes) == bool(note) and note in "".join(notes)
+    words = [word for call in cluster.calls("kubectl") for word in call["words"]]
+    assert words.index("kustomize") < words.index("apply")
+
+
+def test_when_all_is_well_only_doctors_last_table_is_shown(cluster, capfd):
+    assert cloud.main(["deploy"]) == 0
+    out = capfd.readouterr().out
+    assert "\nIs this machine ready, for user 10001?\nall well\n" in out and "what the device can do" not in out
 
 
 @pytest.mark.parametrize("tool, command", [("kubectl", "deploy"), ("kubectl", "token"), ("gcloud", "image")])
@@ -258,8 +313,10 @@ def test_a_tool_that_is_not_there_is_named_with_its_place(tool, command, tools, 
 
 
 def test_doctors_finding_is_the_status_of_deploy(cluster, capfd):
-    cluster.answer("kubectl exec bash", "no GPU\n", status=1)
-    assert "doctor found something" in refusal(capfd, "deploy")
+    cluster.answer("kubectl exec bash", "no GPU\nIs this machine ready, for user 10001?\nno\n", status=1)
+    assert cloud.main(["deploy"]) == 1
+    said = capfd.readouterr()
+    assert "doctor found something" in said.err and "no GPU\nIs this machine ready" in said.out
 
 
 @pytest.mark.parametrize("given, entry", [
@@ -333,6 +390,7 @@ def test_kubectl_renders_what_deploy_applies(public):
     done = subprocess.run([REAL["kubectl"], "kustomize", cloud.WORK], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(f"image: a/b:1@{DIGEST}") == 2 and "image: nvcr.io" not in done.stdout
+    assert cloud.rendered(done.stdout) == [f"a/b:1@{DIGEST}", "LoadBalancer"]
     assert done.stdout.count("8.8.8.0/24") == 2 and "203.0.113.0/24" not in done.stdout
 
 
@@ -376,7 +434,7 @@ def test_another_address_gets_another_certificate_and_the_pod_restarts(public):
     assert public.calls("kubectl replace -f -") and public.calls("restart")
 
 
-def test_an_own_certificate_is_taken_as_it_is(public, tmp_path):
+def test_an_own_certificate_is_taken_as_it_is(public, tmp_path, capfd):
     pair = {}
     for address in ("34.1.2.3", "34.5.6.7"):
         pair[address] = cloud_public.self_signed(address)
@@ -384,10 +442,30 @@ def test_an_own_certificate_is_taken_as_it_is(public, tmp_path):
         (tmp_path / name).write_text(text)
     assert deploy_public(f"--cert={tmp_path / 'crt'}", f"--key={tmp_path / 'key'}") == 0
     assert tls_secret(public)["stringData"]["tls.crt"] == pair["34.1.2.3"][0]
+    pin = re.search("^pin it: .*", capfd.readouterr().out, re.MULTILINE)[0]
+    assert f"SOURCES=8.8.8.0/24,9.9.9.9/32 CERT={tmp_path}/crt KEY={tmp_path}/key DIGEST=" in pin
     with pytest.raises(cloud_tools.Problem, match="CERT=.* KEY=.*without password"):
         cloud_public.own(tmp_path / "crt", tmp_path / "wrong")
     with pytest.raises(cloud_tools.Problem, match="No such file"):
         cloud_public.own(tmp_path / "crt", tmp_path / "nowhere")
+
+
+def test_a_secret_that_was_not_made_here_is_kept(public, capfd):
+    deployed(public)
+    values = dict(zip(("tls.crt", "tls.key"), cloud_public.self_signed("class.example"), strict=True))
+    public.answer("kubectl get secret jax-jupyter-tls", as_stored({"metadata": {}, "stringData": values}))
+    assert deploy_public() == 0
+    assert not public.calls("-f -") and not public.calls("restart")
+    out = capfd.readouterr().out
+    assert "keeping your own certificate" in out and "30 days" not in out
+
+
+def test_the_certificates_last_day_stands_beside_the_fingerprint(public, capfd):
+    deploy_public()
+    out = capfd.readouterr().out
+    last = re.search(r"^certificate, valid until (.*); SHA-256 fingerprint: [0-9A-F:]{95}$", out, re.MULTILINE)[1]
+    days = (ssl.cert_time_to_seconds(last) - time.time()) / 86400
+    assert 29 < days <= 30 and "30 days" in out and "restarts the pod" in out
 
 
 # ---- waiting for the pod
@@ -425,8 +503,10 @@ NO_IMAGE = pod("waiting", "packages", reason="ImagePullBackOff", message="not\nf
 
 @pytest.mark.parametrize("state, events, fault", [
     (NO_IMAGE, [], "ImagePullBackOff of img:1: not found"),
-    (pod("waiting", "packages", reason="CrashLoopBackOff"), [], "the container packages ends with an error"),
-    (pod("terminated", "packages", exitCode=1), [], "the container packages ends with an error"),
+    (pod("waiting", reason="ErrImagePull", message="401 Unauthorized"), [], "ErrImagePull of img:1: 401 Unauthorized"),
+    (pod("waiting", reason="InvalidImageName", message="a b"), [], "InvalidImageName of img:1"),
+    (pod("waiting", "packages", reason="CrashLoopBackOff", restarts=2), [], "container packages ends with an error"),
+    (pod("terminated", "packages", exitCode=1, restarts=2), [], "the container packages ends with an error"),
     (NO_NODE, [event("FailedScaleUp", "GCE quota exceeded")], "quota exceeded .make preflight"),
     (NO_NODE, [event("FailedScaleUp", "GCE out of resources")], "zones run out of L4"),
     (NO_NODE, [event("NotTriggerScaleUp", "max size reached")], "none will come: .*nvidia.com/gpu.*max size"),
@@ -440,6 +520,39 @@ def test_a_pod_that_will_not_come_is_explained(state, events, fault, cluster, ca
         cloud_rollout.wait_for_pod()
     if "ends with an error" in fault:
         assert "pip: no such package" in capfd.readouterr().out
+
+
+TRIED_AGAIN = [
+    pod("waiting", "packages", reason="ImagePullBackOff", message="Back-off: registry answered 503"),
+    pod("terminated", "packages", exitCode=1),
+    pod("waiting", "packages", reason="CrashLoopBackOff", restarts=1),
+]
+
+
+@pytest.mark.parametrize("state", TRIED_AGAIN)
+def test_what_the_kubelet_tries_again_is_waited_for(state, cluster, capfd):
+    cluster.answer("kubectl get deployments,pods", pods(state), times=2)
+    assert cloud_rollout.wait_for_pod()
+    assert "the container packages is tried again" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("state", TRIED_AGAIN)
+def test_but_not_for_ever(state, cluster, monkeypatch):
+    monkeypatch.setattr(cloud_rollout, "STUBBORN", 0)
+    cluster.answer("kubectl get deployments,pods", pods(state))
+    with pytest.raises(cloud_tools.Problem, match="503|ends with an error"):
+        cloud_rollout.wait_for_pod()
+
+
+@pytest.mark.parametrize("patience", [3600, -1])
+def test_who_gives_up_waiting_reads_how_the_pod_is_withdrawn(patience, cluster, capfd, monkeypatch):
+    monkeypatch.setattr(cloud_tools, "PATIENCE", patience)
+    cluster.answer("kubectl get deployments,pods", pods(NO_IMAGE))
+    assert cloud.main(["deploy"]) == 1
+    said = capfd.readouterr()
+    assert said.out.count("the pod still waits, and a GPU node may still come and cost") == 1
+    assert "kubectl -n jax-course scale deployment/jax-jupyter --replicas=0" in said.out
+    assert len(said.err.splitlines()) == 1
 
 
 def test_an_old_event_is_given_time(cluster):
@@ -517,16 +630,20 @@ def test_an_edit_stays_when_the_course_is_sent_again(cluster, course):
 
 
 @pytest.mark.skipif(not REAL["git"], reason="git is not here")
-def test_only_what_git_knows_travels(cluster, course):
+def test_all_travels_that_git_does_not_ignore(cluster, course):
     (cluster.bin / "git").symlink_to(git := REAL["git"])
     (course / "terraform").mkdir()
     (course / "terraform/main.tf").write_text("")
+    (course / ".gitignore").write_text("scratch*\n")
+    (course / "notebooks/01_gone.ipynb").write_text("{}")
     subprocess.run([git, "init", "-q", str(course)], check=True)
     subprocess.run([git, "-C", str(course), "add", "."], check=True)
+    (course / "notebooks/01_gone.ipynb").unlink()
+    (course / "notebooks/02_new.ipynb").write_text("{}")
     (course / "notebooks/scratch.ipynb").write_text("my own")
     assert cloud.main(["send"]) == 0
     assert {p.name for p in (cluster.pod / "attention").rglob("*")} == {
-        ".course.json", "notebooks", "00_start.ipynb", "pyproject.toml",
+        ".course.json", "notebooks", "00_start.ipynb", "02_new.ipynb", "pyproject.toml",
     }  # fmt: skip
 
 
@@ -554,6 +671,25 @@ def test_a_taken_port_is_refused_before_anything_is_opened(cluster, capfd):
 
 def test_forward_without_a_deployment_says_so(cluster, capfd):
     assert "make deploy" in refusal(capfd, "forward")
+
+
+@pytest.mark.parametrize("port", ["", "lab", "0", "65536", "-1", "8.5"])
+def test_a_port_that_is_none_is_a_wrong_call(port, cluster, capfd):
+    with pytest.raises(SystemExit) as end:
+        cloud.main(["forward", f"--port={port}"])
+    line = capfd.readouterr().err
+    assert end.value.code == 2 and not cluster.calls()
+    assert line.startswith(f"forward: PORT={port} is no port") and line.endswith(". Help: make help\n")
+
+
+def test_in_cloud_shell_forward_says_whose_localhost_it_is(cluster, capfd, monkeypatch):
+    monkeypatch.setenv("CLOUD_SHELL", "true")
+    deployed(cluster)
+    terraform_made(cluster)
+    assert cloud.main(["forward", f"--port={free_port()}"]) == 1  # no way to a pod
+    out = capfd.readouterr().out
+    assert "whose localhost is not your browser's" in out and OUTPUTS["get_credentials_command"] in out
+    assert "OVERLAY=public" in out
 
 
 def test_a_way_that_never_opened_is_no_broken_one(cluster, capfd):
@@ -590,7 +726,7 @@ def gone(pid):
 def test_forward_opens_again_when_the_pod_restarts_and_ends_with_ctrl_c(tls, cluster):
     deployed(cluster)
     if tls:
-        cluster.answer("kubectl get deployment", {"spec": {"template": {"spec": {"volumes": [{"name": "tls"}]}}}})
+        cluster.answer("kubectl get deployment", deployment("tls"))
     port = free_port()
     opened = f"Forwarding from 127.0.0.1:{port} -> 8884\n"
     cluster.answer("kubectl port-forward", opened, sleep=60)
@@ -618,6 +754,7 @@ def test_ctrl_c_stops_a_deploy_that_waits(cluster):
         process.send_signal(signal.SIGINT)
         rest = process.stdout.read()
     assert (process.returncode, rest.strip().splitlines()[-1]) == (130, "deploy: stopped")
+    assert rest.count("kubectl -n jax-course scale deployment/jax-jupyter --replicas=0") == 1
 
 
 # ---- preflight
@@ -636,14 +773,19 @@ def project(tools):
     tools.answer("gcloud services list", [{"config": {"name": f"{api}.googleapis.com"}} for api in apis])
     tools.answer("gcloud accelerator-types", [{"name": "nvidia-l4"}])
     l4 = {"guestAcceleratorCount": 1, "guestAcceleratorType": "nvidia-l4"}
-    tools.answer("gcloud machine-types", {"accelerators": [l4]})
-    tools.answer("gcloud regions", {"quotas": [quota("NVIDIA_L4_GPUS", 2)]})
+    tools.answer("gcloud machine-types", {"accelerators": [l4], "guestCpus": 8})
+    tools.answer("gcloud regions", {"quotas": [quota("NVIDIA_L4_GPUS", 2), *ROOM]})
+    tools.answer("terraform version", {"terraform_version": "1.11.4"})
+    tools.answer("kubectl version", {"clientVersion": {"gitVersion": "v1.32.4-dispatcher"}})
     tools.answer("gcloud project-info", {"quotas": [quota("GPUS_ALL_REGIONS", 2)]})
     return tools
 
 
 def quota(metric, limit, usage=0):
     return {"metric": metric, "limit": float(limit), "usage": float(usage)}
+
+
+ROOM = [quota("CPUS", 18), quota("SSD_TOTAL_GB", 270)]
 
 
 def red(capfd):
@@ -653,7 +795,14 @@ def red(capfd):
 def test_a_project_that_has_all_is_green(project, capfd):
     assert cloud.main(["preflight"]) == 0
     out = capfd.readouterr().out
-    assert "RED" not in out and "quota NVIDIA_L4_GPUS, us-central1: 2, of which 0 used; 2 wanted (2 nodes of 1)" in out
+    assert "RED" not in out
+    for line in (
+        "ok   quota NVIDIA_L4_GPUS, us-central1: 2, of which 0 used; 2 wanted, 2 nodes with 1 GPU each",
+        "ok   quota CPUS, us-central1: 18, of which 0 used; 18 wanted, 2 nodes with 8 vCPUs each and 2 beside",
+        "ok   quota SSD_TOTAL_GB, us-central1: 270, of which 0 used; 270 wanted, 2 nodes with 100 GB each"
+        " and 70 beside",
+    ):
+        assert line in out.splitlines()
     assert project.calls("gcloud regions describe us-central1 --project=my-project")
     assert project.calls("gcloud machine-types describe g2-standard-8 --zone=us-central1-a")
 
@@ -666,13 +815,19 @@ def test_a_project_that_has_all_is_green(project, capfd):
     ("services list", [], "gcloud services enable container.googleapis.com compute.googleapis.com"),
     ("accelerator-types", [], "gcloud compute accelerator-types list --filter=name=nvidia-l4"),
     ("machine-types", {}, "give a g2-standard machine_type"),
-    ("regions", {"quotas": [quota("NVIDIA_L4_GPUS", 2, 1)]}, "/iam-admin/quotas?project=my-project"),
-    ("regions", {"quotas": []}, "/iam-admin/quotas?project=my-project"),
+    ("regions", {"quotas": [quota("NVIDIA_L4_GPUS", 2, 1), *ROOM]}, "/iam-admin/quotas?project=my-project"),
+    ("regions", {"quotas": [quota("NVIDIA_L4_GPUS", 2, 1), *ROOM]}, "this course's own running nodes count as used"),
+    ("regions", {"quotas": ROOM}, "not listed; 2 wanted"),
+    ("regions", {"quotas": [quota("NVIDIA_L4_GPUS", 2), quota("CPUS", 17), ROOM[1]]}, "quota CPUS"),
+    ("regions", {"quotas": [quota("NVIDIA_L4_GPUS", 2), ROOM[0], quota("SSD_TOTAL_GB", 269)]}, "quota SSD_TOTAL_GB"),
+    ("regions", None, "quota, us-central1: ERROR: no"),
+    ("terraform version", {"terraform_version": "1.6.9"}, "terraform 1.6.9: 1.7 or newer is wanted"),
+    ("kubectl version", {"clientVersion": {"gitVersion": "v1.30.1"}}, "SPDY, which the cluster's DNS endpoint may not"),
     ("project-info", {"quotas": [quota("GPUS_ALL_REGIONS", 0)]}, "/iam-admin/quotas?project=my-project"),
 ])  # fmt: skip
 def test_what_lacks_is_red_with_what_to_do(words, answer, to_do, project, capfd):
-    how = {"status": 1, "err": "ERROR: no\n"} if answer is None else {"out": answer}
-    project.answer(f"gcloud {words}", **how)
+    how = {"status": 1, "err": "ERROR: no\n- '@type': more\n"} if answer is None else {"out": answer}
+    project.answer(words if words.endswith("version") else f"gcloud {words}", **how)
     assert cloud.main(["preflight"]) == 1
     lines = red(capfd)
     assert len(lines) == 1 and to_do in lines[0]
@@ -688,8 +843,51 @@ def test_what_lacks_is_red_with_what_to_do(words, answer, to_do, project, capfd)
 def test_each_way_of_getting_nodes_has_its_quota(provisioning, known, good, project):
     with open(project.terraform / "terraform.tfvars", "a") as file:
         file.write(f'provisioning = "{provisioning}"\n')
-    project.answer("gcloud regions", {"quotas": known})
+    project.answer("gcloud regions", {"quotas": [*known, *ROOM]})
     assert cloud.main(["preflight"]) == (0 if good else 1)
+
+
+def test_one_node_is_no_plural(project, capfd):
+    (project.terraform / "terraform.tfvars").write_text('project_id = "my-project"\n')
+    assert cloud.main(["preflight"]) == 0
+    assert "1 wanted, 1 node with 1 GPU\n" in capfd.readouterr().out
+
+
+def test_a_reservations_nodes_still_want_disks(project):
+    with open(project.terraform / "terraform.tfvars", "a") as file:
+        file.write('provisioning = "reservation"\n')
+    project.answer(
+        "gcloud regions", {"quotas": [quota("NVIDIA_L4_GPUS", 2, 2), ROOM[0], quota("SSD_TOTAL_GB", 270, 9)]}
+    )
+    assert cloud.main(["preflight"]) == 1
+
+
+def test_without_the_compute_api_nothing_more_is_asked(project, capfd):
+    project.answer("gcloud services list", [{"config": {"name": "container.googleapis.com"}}])
+    assert cloud.main(["preflight"]) == 1
+    out = capfd.readouterr().out
+    assert out.count("RED") == 1 and "enable these, then make preflight again" in out
+    assert not project.calls("gcloud compute")
+
+
+def test_billing_that_cannot_be_read_is_not_red(project, capfd):
+    project.answer("gcloud billing", status=1, err="ERROR: (gcloud.billing) PERMISSION_DENIED\nmore\n")
+    assert cloud.main(["preflight"]) == 0
+    assert "--   billing is not known (ERROR: (gcloud.billing) PERMISSION_DENIED): look at" in capfd.readouterr().out
+
+
+def test_another_project_in_gclouds_settings_is_said(project, capfd):
+    project.answer("gcloud config get project", "my-old-project\n")
+    assert cloud.main(["preflight"]) == 0
+    out = capfd.readouterr().out
+    assert "gcloud's own project is my-old-project: all commands here use my-project" in out
+
+
+def test_the_disks_and_vcpus_wanted_are_terraforms():
+    text = (REPO / "terraform/cluster.tf").read_text()
+    assert re.findall(r"disk_size_gb\s*=\s*(\d+)", text) == ["50", "100"] and '"e2-standard-2"' in text
+    assert "storage: 20Gi" in (REPO / "deploy/base/jupyter.yaml").read_text()
+    assert (cloud_preflight.SYSTEM_VCPUS, cloud_preflight.GPU_DISK, cloud_preflight.OTHER_DISKS) == (2, 100, 50 + 20)
 
 
 def test_without_gcloud_preflight_says_what_to_install(tools, capfd):
@@ -754,6 +952,9 @@ def made(tools):
     return tools
 
 
+LISTS = ["list"] * len(cloud_teardown.KINDS)
+
+
 def deeds(made):
     """What was deleted and listed, in order."""
     words = [word for call in made.calls() if "state" not in call["words"] for word in call["words"]]
@@ -764,7 +965,7 @@ def test_teardown_deletes_volumes_then_the_cluster_then_lists(made, capfd):
     claim = {"spec": {"claimRef": {"namespace": "jax-course"}}}
     made.answer("kubectl get pv", {"items": [claim]}, times=2)
     assert cloud.main(["teardown", "--yes"]) == 0
-    assert deeds(made) == ["delete", "destroy"] + ["list"] * 5
+    assert deeds(made) == ["delete", "destroy", *LISTS]
     assert len(made.calls("kubectl get pv")) == 3
     assert capfd.readouterr().out.endswith("nothing of the course is left\n")
 
@@ -779,40 +980,85 @@ def test_teardown_asks_once_for_the_clusters_name(typed, goes_on, made, capfd, m
     assert "every notebook that students have" in capfd.readouterr().out
 
 
-def test_teardown_names_what_others_have_in_the_cluster(made, capfd):
-    item = {"metadata": {"namespace": "hub", "name": "claim-ann"}, "spec": {}}
-    items = [dict(item, kind="PersistentVolumeClaim"), dict(item, kind="Service")]
-    made.answer("kubectl get pvc,service", {"items": items})
-    cloud.main(["teardown", "--yes"])
-    out = capfd.readouterr().out
-    assert "PersistentVolumeClaim hub/claim-ann" in out and "kubectl delete namespace hub" in out
-    assert "Service hub" not in out  # a ClusterIP costs nothing
+def held(space, name, kind="PersistentVolumeClaim", **spec):
+    return {"kind": kind, "metadata": {"namespace": space, "name": name}, "spec": spec}
 
 
-@pytest.mark.parametrize("how", ["gone", "other cluster", "no answer"])
-def test_teardown_without_the_cluster_says_so_and_goes_on_to_terraform(how, made, capfd):
+@pytest.mark.parametrize("name, helm", [("claim-ann", False), ("hub-db-dir", True)])
+def test_what_others_have_in_the_cluster_stops_teardown_before_it_begins(name, helm, made, capfd):
+    others = [held("jh", name), held("jh", "address", "Service", type="LoadBalancer"), held("web", "inside", "Service")]
+    made.answer("kubectl get pvc,service", {"items": [held("jax-course", "jax-workspace"), *others]})
+    line = refusal(capfd, "teardown", "--yes")
+    assert f"PersistentVolumeClaim jh/{name}, Service jh/address." in line
+    assert "kubectl delete namespace jh; then make teardown again" in line
+    assert ("helm -n jh uninstall hub; " in line) == helm
+    assert "web" not in line and "jax-workspace" not in line  # a ClusterIP costs nothing
+    assert deeds(made) == []
+
+
+def test_disks_of_a_namespace_that_went_just_before_are_waited_for(made):
+    going, kept = ({"spec": {"claimRef": {"namespace": "jh"}, "persistentVolumeReclaimPolicy": policy}}
+                   for policy in ("Delete", "Retain"))  # fmt: skip
+    made.answer("kubectl get pv", {"items": [kept]})
+    made.answer("kubectl get pv", {"items": [going, kept]}, times=1)
+    assert cloud.main(["teardown", "--yes"]) == 0
+    assert len(made.calls("kubectl get pv")) == 2
+
+
+def does_not_answer(how, made):
     if how == "gone":
         made.answer("gcloud get-credentials", status=1, err="ERROR: not found\n")
     elif how == "other cluster":
         made.answer("kubectl config current-context", "gke_work_x_production")
     else:
         made.answer("kubectl get pvc,service", status=1, err="Unable to connect\n")
+
+
+SILENT = pytest.mark.parametrize("how", ["gone", "other cluster", "no answer"])
+
+
+@SILENT
+def test_without_the_cluster_teardown_goes_on_to_terraform(how, made, capfd):
+    does_not_answer(how, made)
+    made.answer("gcloud clusters list", [{"name": "jax-gpu-cluster", "location": "europe-west4-a"}], times=1)
     assert cloud.main(["teardown", "--yes"]) == 0
-    assert deeds(made)[0] == "destroy"
-    assert "The cluster does not answer" in capfd.readouterr().out
+    assert deeds(made) == ["list", "destroy", *LISTS]
+    assert "is gone already" in capfd.readouterr().out
+
+
+@SILENT
+def test_a_cluster_that_is_there_and_silent_stops_teardown(how, made, capfd):
+    does_not_answer(how, made)
+    made.answer("gcloud clusters list", [{"name": "jax-gpu-cluster", "location": "us-central1-a"}])
+    line = refusal(capfd, "teardown", "--yes")
+    at = "jax-gpu-cluster --location=us-central1-a --project=my-project"
+    assert f"get-credentials {at} --dns-endpoint" in line and f"clusters delete {at}" in line
+    assert deeds(made) == ["list"]
+
+
+def test_when_nobody_answers_nothing_is_deleted(made, capfd):
+    does_not_answer("no answer", made)
+    made.answer("gcloud clusters list", status=1, err="ERROR: no network\n")
+    assert "nothing was deleted" in refusal(capfd, "teardown", "--yes")
+    assert deeds(made) == ["list"]
 
 
 def test_terraform_without_state_destroys_nothing_and_lists(made, capfd):
     made.answer("terraform state", status=1, err="No state file was found!\n")
     assert cloud.main(["teardown", "--yes"]) == 0
-    assert "destroy" not in deeds(made) and deeds(made).count("list") == 5
-    assert "nothing to destroy" in capfd.readouterr().out
+    assert deeds(made) == ["delete", *LISTS]
+    out = capfd.readouterr().out
+    assert "no state here" in out and "the clone that made the cluster" in out and "goes by names" in out
+    assert "nothing of the course is left" not in out
 
 
-def test_a_destroy_that_fails_stops_there(made, capfd):
+def test_a_destroy_that_fails_lists_what_is_left_all_the_same(made, capfd):
     made.answer("terraform destroy", status=1)
-    assert "mend that, then make teardown again" in refusal(capfd, "teardown", "--yes")
-    assert "list" not in deeds(made)
+    made.answer("gcloud disks list", [{"name": "pvc-1", "labels": {"goog-k8s-cluster-name": "jax-gpu-cluster"}}])
+    assert cloud.main(["teardown", "--yes"]) == 1
+    said = capfd.readouterr()
+    assert "left: disk pvc-1" in said.out and "mend that, then make teardown again" in said.err
+    assert deeds(made)[2:] == LISTS
 
 
 def test_ctrl_c_lets_terraform_write_its_state(made):
@@ -838,18 +1084,29 @@ SERVICE = json.dumps({"kubernetes.io/service-name": "jax-course/jax-jupyter-svc"
      "compute forwarding-rules delete a1 --region=us-central1 "),
     ("addresses", {"name": "a2", "description": SERVICE}, "compute addresses delete a2 --global "),
     ("clusters", {"name": "jax-gpu-cluster", "location": "us-central1-a"}, "jax-gpu-cluster --location=us-central1-a "),
+    ("addresses", {"name": "nat-auto-ip-1", "region": "r/us-central1", "users": ["r/routers/jax-gpu-cluster"]},
+     "compute addresses delete nat-auto-ip-1 --region=us-central1 "),
+    ("firewall-rules", {"name": "k8s-fw-1", "network": "n/jax-gpu-cluster"}, "-rules delete k8s-fw-1 --project"),
+    ("routers", {"name": "jax-gpu-cluster", "region": "r/us-central1"}, "delete jax-gpu-cluster --region=us-central1 "),
+    ("networks", {"name": "jax-gpu-cluster"}, "compute networks delete jax-gpu-cluster --project"),
+    ("repositories", {"name": "projects/p/locations/us-central1/repositories/jax-gpu-cluster"},
+     "artifacts repositories delete jax-gpu-cluster --location=us-central1 --project"),
+    ("service-accounts", {"name": "projects/p/serviceAccounts/1", "email": "jax-gpu-cluster-nodes@p.iam"},
+     "iam service-accounts delete jax-gpu-cluster-nodes@p.iam --project"),
     ("instances", {"name": "gke-jax-gpu-cluster-gpu-1", "zone": ZONE}, "delete gke-jax-gpu-cluster-gpu-1 --zone="),
 ])  # fmt: skip
 def test_what_is_left_is_named_with_the_command_that_deletes_it(kind, item, command, made, capfd):
     made.answer(f"gcloud {kind} list", [item])
+    if kind == "networks":  # whose words are among those of the subnets too
+        made.answer("gcloud subnets list", [])
     assert cloud.main(["teardown", "--yes"]) == 1
     out = capfd.readouterr().out
     assert command in out and "gcloud projects delete my-project" in out
 
 
-def test_the_bucket_of_the_builds_is_left_too(made, capfd):
+def test_the_bucket_of_all_builds_is_named_and_not_counted(made, capfd):
     made.answer("gcloud buckets", "{}")
-    assert cloud.main(["teardown", "--yes"]) == 1
+    assert cloud.main(["teardown", "--yes"]) == 0
     assert "gcloud storage rm --recursive gs://my-project_cloudbuild" in capfd.readouterr().out
 
 
@@ -875,4 +1132,5 @@ def test_an_old_python_can_read_them():
 def test_a_wrong_call_is_status_2(capfd):
     with pytest.raises(SystemExit) as end:
         cloud.main(["undeploy"])
-    assert end.value.code == 2
+    line = capfd.readouterr().err
+    assert end.value.code == 2 and line.count("\n") == 1 and line.endswith("Help: make help\n")

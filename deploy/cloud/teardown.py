@@ -110,15 +110,15 @@ def find_cluster(given, project, cluster, zone):
             raise Problem(f"kubectl works on {context() or 'no cluster'}, not on {context_of(given)}")
         items = json.loads(kubectl("get", "pvc,service", "-A", "-o", "json", "--request-timeout=30s"))["items"]
     except Problem as problem:
-        where = f"--location={zone} --project={project}"
+        at = f"{cluster} --location={zone} --project={project}"
         listing = ["gcloud", "container", "clusters", "list", f"--project={project}", "--format=json"]
         found = json.loads(ask(listing, "nothing was deleted: the cluster may be there, with disks") or "[]")
         if any((item["name"], item.get("location") or item.get("zone")) == (cluster, zone) for item in found):
             raise Problem(
-                f"the cluster {cluster} is there and does not answer: {problem}. Its disks would stay, so "
-                f"nothing was deleted. Connect: gcloud container clusters get-credentials {cluster} {where} --dns-endpoint; see "
-                f"that kubectl get nodes works; make teardown again. If it never does: gcloud container clusters "
-                f"delete {cluster} {where}, then make teardown, which names the disks"
+                f"the cluster {cluster} is there and does not answer: {problem}. Its disks would stay, so nothing was "
+                f"deleted. Connect: gcloud container clusters get-credentials {at} --dns-endpoint; see that kubectl "
+                f"get nodes works; make teardown again. If it never does: gcloud container clusters delete {at}, then "
+                "make teardown, which lists the disks"
             ) from None
         say(f"The cluster {cluster} is gone already: Google Cloud lists none of this name in {zone}.")
         return None
