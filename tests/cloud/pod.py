@@ -26,6 +26,7 @@ from http.client import HTTPConnection, HTTPException
 import psutil
 
 TOOLS = ("unshare", "nsenter", "setpriv", "chroot", "mount", "ip", "bash", "env")
+os.environ["PATH"] += os.pathsep + "/usr/sbin:/sbin"  # chroot's and ip's place, which some PATHs lack
 NAMESPACES = ["unshare", "--mount", "--net", "--pid", "--fork", "--kill-child"]
 DIE_WITH_PARENT = ["--pdeathsig", "SIGKILL"]  # for setpriv
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
