@@ -249,17 +249,20 @@ def interrupted(running, by=signal.SIGINT):
     return running.communicate(timeout=40)
 
 
-@pytest.mark.parametrize("before_it", [signal.SIG_DFL, signal.SIG_IGN], ids=["terminal", "background"])
-def test_ctrl_c(tmp_path, before_it):
+# A script's background jobs are born deaf to Ctrl-C.
+DEAF = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh"]
+
+
+@pytest.mark.parametrize("shell", [[], DEAF], ids=["terminal", "background"])
+def test_ctrl_c(tmp_path, shell):
     notebooks, pid_file = tmp_path / "notebooks", tmp_path / "pid"
     wait = f"import os, pathlib, time\npathlib.Path({str(pid_file)!r}).write_text(str(os.getpid()))\ntime.sleep(60)"
     toys.write(notebooks / "00_quick.ipynb", toys.notebook(toys.parameters(), toys.code("print(1)")))
     toys.write(notebooks / "01_long.ipynb", toys.notebook(toys.parameters(), toys.code(wait), toys.code("print(2)")))
     before = contents(notebooks)
     running = subprocess.Popen(
-        [sys.executable, "-m", "attnlab", "run"],
+        [*shell, sys.executable, "-m", "attnlab", "run"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, before_it),  # a script's background jobs are born deaf to it
     )  # fmt: skip
     wait_for(lambda: running.poll() is not None or pid_file.exists() and pid_file.read_text(), 60)
     said, errors = interrupted(running)

@@ -137,22 +137,22 @@ def deploy(options):
 
 def say_changes(running):
     """Say where what will be applied changes the image, or whether there is a public address."""
-    image, kind = rendered(kubectl("kustomize", WORK))
+    image, kind = rendered(kubectl("kustomize", WORK, to_do="what should be applied is in build/cloud"))
     containers = running["spec"]["template"]["spec"]["containers"]
-    images = [part["image"] for part in containers if part["name"] == "jupyter"]
-    kinds = [look("service", f"{APP}-svc").get("spec", {}).get("type")]
+    has_image = next((part["image"] for part in containers if part["name"] == "jupyter"), "")
+    has_kind = look("service", f"{APP}-svc").get("spec", {}).get("type")
     for what, old, new, words in (
-        ("image", images[0], image, "IMAGE= and DIGEST="),
-        ("Service's type", kinds[0], kind, "OVERLAY= and SOURCES="),
+        ("image", has_image, image, "IMAGE= and DIGEST="),
+        ("Service's type", has_kind, kind, "OVERLAY= and SOURCES="),
     ):
         if old and new and old != new:
             say(f"note: the {what} changes from {old} to {new} (give {words} as before to keep it)")
 
 
 def rendered(manifests):
-    """(the Deployment's image, the Service's type) in what kustomize writes; "" for what is not there."""
+    """[the Deployment's image, the Service's type] in what kustomize writes; "" for what is not there."""
     found = []
-    for kind, line in (("Deployment", r"image"), ("Service", r"type")):
+    for kind, line in (("Deployment", "image"), ("Service", "type")):
         parts = [part for part in manifests.split("\n---\n") if re.search(rf"^kind: {kind}$", part, re.MULTILINE)]
         value = re.search(rf"^ +(?:- )?{line}: (\S+)$", "\n".join(parts), re.MULTILINE)
         found.append(value[1] if value else "")
