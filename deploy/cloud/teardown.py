@@ -36,7 +36,10 @@ KINDS = {
     "address": ("compute addresses list", "compute addresses delete {name} --region={place}"),
     "subnet": ("compute networks subnets list", "compute networks subnets delete {name} --region={place}"),
     "network": ("compute networks list", "compute networks delete {name}"),
-    "repository": ("artifacts repositories list", "artifacts repositories delete {name} --location={place}"),
+    "repository": (
+        "artifacts repositories list --location=all",
+        "artifacts repositories delete {name} --location={place}",
+    ),
     "service account": ("iam service-accounts list", "iam service-accounts delete {name}"),
 }
 
