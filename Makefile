@@ -63,7 +63,8 @@ test-cloud: ## test terraform/ and deploy/ without a cloud (needs terraform and 
 	@echo "making .venv-cloud: checkov and kubernetes-validate"
 	@rm -rf .venv-cloud
 	@"$(PY)" -m venv .venv-cloud
-	@.venv-cloud/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $<
+	@.venv-cloud/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes \
+	  --only-binary :all: -r $<
 	@touch $@
 
 lint: ## check code and notebooks; changes nothing
@@ -128,14 +129,15 @@ saved: ## the recorded H200 timings (ARGS=03: of one notebook)
 	@$(PY) -m attnlab saved $(ARGS)
 
 # --- On Google Cloud (see README):
-OVERLAY ?= base
-SOURCES ?=
-IMAGE ?=
-DIGEST ?=
-CERT ?=
-KEY ?=
-PORT ?= 8884
-YES ?=
+# Given on the command line alone: a PORT or a YES of the environment was meant for something else.
+OVERLAY = base
+SOURCES =
+IMAGE =
+DIGEST =
+CERT =
+KEY =
+PORT = 8884
+YES =
 cloud = @command -v "$(BASE_PYTHON)" >/dev/null || { echo "make: BASE_PYTHON=$(BASE_PYTHON) is not here." \
 	"Install Python with: sudo apt install python3" >&2; exit 1; }; "$(BASE_PYTHON)" deploy/cloud
 
@@ -159,7 +161,7 @@ image: ## build the class image with Cloud Build
 	$(cloud) image
 
 teardown: ## delete the pod, its volume and the cluster, then list what is left (YES=1: without asking)
-	$(cloud) teardown $(if $(YES),--yes)
+	$(cloud) teardown $(if $(filter 1,$(YES)),--yes)
 
 # --- For maintainers:
 lock: ## resolve pyproject.toml anew into deploy/locks/ (needs uv and a network)

@@ -363,6 +363,13 @@ def test_every_make_command_in_the_readme_is_a_target():
     assert {"run", "test"} <= named <= targets()
 
 
+@pytest.mark.parametrize("given, asks", [("YES=1", False), ("YES=0", True), ("YES=", True)])
+def test_teardown_asks_unless_it_is_told_not_to(given, asks):
+    environment = {**os.environ, "YES": "1", "PORT": "80"}  # of the environment: meant for something else
+    said = run(["make", "-n", "teardown", "forward", given], ROOT, env=environment).stdout
+    assert ("--yes" not in said) == asks and '--port "8884"' in said, said
+
+
 def test_ci_calls_readmes_test_command_last():
     text = (ROOT / ".ci" / "run").read_text()
     assert "set -euo pipefail" in text
