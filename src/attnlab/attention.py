@@ -31,7 +31,7 @@ def naive_attention(q, k, v, *, is_causal: bool = False, local_window_size=None)
     scores = jnp.matmul(q, jnp.transpose(k, (0, 1, 3, 2))) / math.sqrt(shape.H)
     if is_causal or local_window_size is not None:
         row, col = jnp.arange(shape.T)[:, None], jnp.arange(shape.S)[None, :]
-        left, right = _window((shape.T, shape.S) if local_window_size is None else local_window_size)
+        left, right = window((shape.T, shape.S) if local_window_size is None else local_window_size)
         seen = (col >= row - left) & (col <= row + (0 if is_causal else right))
         scores = jnp.where(seen, scores, jnp.finfo(scores.dtype).min)
     weights = jax.nn.softmax(scores, axis=-1)
@@ -46,7 +46,7 @@ def cudnn_attention(q, k, v, *, is_causal: bool = False, local_window_size=None,
         seen); with `is_causal=True` it is the same pattern, and right.
       Whatever cuDNN refuses.
     """
-    if local_window_size is not None and not is_causal and _window(local_window_size)[1] == 0:
+    if local_window_size is not None and not is_causal and window(local_window_size)[1] == 0:
         raise ValueError(
             f"local_window_size={local_window_size} without is_causal is wrong through cuDNN: every query would see "
             "the whole future. Pass is_causal=True as well: it is the same pattern, and cuDNN computes that one right"
@@ -83,12 +83,16 @@ def visible(T: int, S: int, rows=None, *, is_causal: bool = False, local_window_
     if is_causal:
         seen &= col <= row
     if local_window_size is not None:
-        left, right = _window(local_window_size)
+        left, right = window(local_window_size)
         seen &= (col >= row - left) & (col <= row + right)
     return seen
 
 
-def _window(size) -> tuple[int, int]:
+def window(size) -> tuple[int, int]:
+    """JAX's `local_window_size` as (left, right): keys that a query sees before itself and after.
+
+    Raises `ValueError` for anything but one or two whole numbers.
+    """
     try:
         left, right = (size, size) if np.ndim(size) == 0 else size
         return operator.index(left), operator.index(right)
@@ -104,7 +108,7 @@ def visible_pairs(T: int, S: int, *, is_causal: bool = False, local_window_size=
     if is_causal:
         last = np.minimum(last, row)
     if local_window_size is not None:
-        left, right = _window(local_window_size)
+        left, right = window(local_window_size)
         first, last = np.maximum(first, row - left), np.minimum(last, row + right)
     return int(np.maximum(0, last - first + 1).sum())
 
@@ -182,6 +186,39 @@ def reference(
     if query_seq_lengths is not None:
         out = out * (rows[None] < np.asarray(query_seq_lengths)[:, None])[:, :, None, None]
     return out
+
+
+def reference_gradients(q, k, v, dout, *, scale=None, is_causal=False, local_window_size=None):
+    """float64 gradients of Σ out·dout: the truth for dq, dk and dv. Written out by hand, without autodiff.
+
+    Args:
+      q, k, v: (B, T, N, H), (B, S, K, H), (B, S, K, H).
+      dout: (B, T, N, H), the gradient of the output.
+      scale, is_causal, local_window_size: as for `reference`; every query must see a key.
+
+    Returns:
+      dq, dk, dv in float64 NumPy, in the shapes of q, k, v.
+
+    Raises as `attnlab.inputs.check_qkv`, and `ValueError` where a query sees no key.
+    """
+    B, T, S, N, K, H = check_qkv(q, k, v)
+    seen = visible(T, S, is_causal=is_causal, local_window_size=local_window_size)
+    if not seen.any(axis=1).all():
+        raise ValueError(f"query {int(np.argmin(seen.any(axis=1)))} sees no key: its gradient is not defined here")
+    scale = 1 / math.sqrt(H) if scale is None else float(scale)
+    group = N // K
+    q, dout = (np.asarray(x, np.float64).reshape(B, T, K, group, H) for x in (q, dout))
+    k, v = (np.asarray(x, np.float64) for x in (k, v))
+    logits = np.einsum("btkgh,bskh->bkgts", q, k, optimize=True) * scale
+    logits = np.where(seen, logits, -np.inf)
+    weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    dv = np.einsum("bkgts,btkgh->bskh", weights, dout, optimize=True)
+    dweights = np.einsum("btkgh,bskh->bkgts", dout, v, optimize=True)
+    dlogits = weights * (dweights - (weights * dweights).sum(axis=-1, keepdims=True))  # softmax's Jacobian
+    dq = np.einsum("bkgts,bskh->btkgh", dlogits, k, optimize=True) * scale
+    dk = np.einsum("bkgts,btkgh->bskh", dlogits, q, optimize=True) * scale
+    return dq.reshape(B, T, N, H), dk, dv
 
 
 def sampled_rows(shape: Shape) -> np.ndarray | None:

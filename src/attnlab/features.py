@@ -28,6 +28,7 @@ class Rule:
     what: str  # the first architecture that has it
     source: str
     cudnn: bool = False  # also needs cuDNN in the process
+    until: tuple[int, int] = (99, 0)  # the newest that has it
 
 
 RULES = {
@@ -39,6 +40,8 @@ RULES = {
     "cudnn_head_dim_256": Rule("cuDNN attention, head dim up to 256", (9, 0), "Hopper", "JAX's own check", cudnn=True),
     "fp8_matmul": Rule("FP8 matrix products", (8, 9), "Ada", "CUDA programming guide"),
     "fp8_attention": Rule("FP8 attention in cuDNN", (9, 0), "Hopper", "cuDNN support matrix", cudnn=True),
+    "pallas_triton": Rule("Pallas kernels, compiled through Triton", (8, 0), "Ampere", "Pallas documentation"),
+    "wgmma": Rule("warpgroup matrix products (wgmma)", (9, 0), "Hopper", "PTX ISA: sm_90a only", until=(9, 0)),
     "mxfp8_matmul": Rule("MXFP8 and NVFP4 matrix products", (10, 0), "Blackwell", "CUDA programming guide"),
 }
 
@@ -50,6 +53,9 @@ def _by_capability(rule: Rule, d: _device.Device) -> Feature:
     if d.compute_capability < rule.needs:
         why = f"compute capability {d.capability}, and it needs {need} ({rule.what}) or newer"
         return Feature(rule.name, False, why, f"nothing on this card: use one of capability {need} or newer")
+    if d.compute_capability > rule.until:
+        why = f"compute capability {d.capability}, and only {rule.what} ({need}) has it"
+        return Feature(rule.name, False, why, f"nothing on this card: use one of capability {need}")
     if rule.cudnn and not d.cudnn:
         return Feature(rule.name, False, "JAX finds no cuDNN", "install jax[cuda12] or jax[cuda13]: `make run` does")
     version = f", cuDNN {_device.cudnn_text(d.cudnn)}" if rule.cudnn else ""

@@ -15,7 +15,7 @@ from jax import monitoring
 
 from attnlab import device as _device
 from attnlab import evidence
-from attnlab.attention import _window, min_bytes
+from attnlab.attention import min_bytes, window
 from attnlab.attention import flops as count_flops
 from attnlab.inputs import memory_errors, require_memory
 from attnlab.records import LOG, Shape, Timing
@@ -53,7 +53,7 @@ def work_of(args, *, is_causal=False, local_window_size=None, flops=None, nbytes
     dtype = str(dtype or getattr(args[0], "dtype", "")) if args else ""
     mask = "causal" if is_causal else "full"
     if local_window_size is not None:
-        mask = f"window {_window(local_window_size)}" + (" causal" if is_causal else "")
+        mask = f"window {window(local_window_size)}" + (" causal" if is_causal else "")
     shape = None
     if len(args) >= 3 and all(getattr(a, "ndim", 0) == 4 for a in args[:3]):
         shape = Shape.of(args[0], args[1])

@@ -1,0 +1,5 @@
+"""FlashAttention written by hand: the kernels of notebooks 08 and 09."""
+
+from attnlab.flash.attention import flash_attention
+
+__all__ = ["flash_attention"]

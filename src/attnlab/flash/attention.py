@@ -1,0 +1,78 @@
+"""`flash_attention`: the kernels behind the interface of `jax.nn.dot_product_attention`, with their gradients."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+
+from attnlab import device as _device
+from attnlab.flash import tiles
+from attnlab.flash.backward import backward
+from attnlab.flash.forward import forward
+from attnlab.flash.tiles import Band
+from attnlab.inputs import check_qkv
+
+HEAD_DIMS = (16, 32, 64, 128)
+
+
+def flash_attention(
+    q, k, v, *, is_causal: bool = False, local_window_size=None, scale=None, return_residual: bool = False
+):
+    """softmax(scale · QKᵀ)·V without ever storing the scores: O(T) memory, forward and backward.
+
+    Compiled on a GPU of compute capability 8.0 or newer; elsewhere Pallas interprets the same kernels, slowly.
+
+    Args:
+      q, k, v: (B, T, N, H), (B, S, K, H), (B, S, K, H); float16, bfloat16 or float32; H is 16, 32, 64 or 128.
+      is_causal, local_window_size: as in `jax.nn.dot_product_attention`, aligned top-left.
+      scale: of the scores, a Python number; 1/√H if not given.
+      return_residual: return the log-sum-exp too.
+
+    Returns:
+      (B, T, N, H); with `return_residual` also the natural log-sum-exp of every row, (B, T, N) float32 as JAX has
+      it. A query that sees no key gets the mean of v (JAX's convention) and −inf.
+
+    Raises as `attnlab.inputs.check_qkv`, and `ValueError` for another H.
+    """
+    shape = check_qkv(q, k, v)
+    if shape.H not in HEAD_DIMS:
+        raise ValueError(f"the head dim must be one of {HEAD_DIMS}, a power of two, got {shape.H}: pad q, k and v")
+    band = Band.of(shape.T, shape.S, is_causal=is_causal, local_window_size=local_window_size)
+    scale = 1 / math.sqrt(shape.H) if scale is None else float(scale)
+    out, lse = _attention(q, k, v, scale, band)
+    lse = lse.transpose(0, 2, 1)
+    if band.has_blind_rows(shape.T, shape.S):
+        mean = jnp.repeat(v.mean(axis=1, keepdims=True), shape.N // shape.K, axis=2)
+        out = jnp.where(jnp.isneginf(lse)[..., None], mean, out)
+    return (out, lse) if return_residual else out
+
+
+def _settings(q, k, band: Band, *, backward: bool = False) -> dict:
+    here = _device.current()
+    tile = tiles.choose(
+        q.shape[-1],
+        q.dtype.itemsize,
+        tiles.shared_memory(here),
+        is_causal=band.right is not None,
+        backward=backward,
+    )
+    return {"tile": tiles.clip(tile, q.shape[1], k.shape[1]), "interpret": here.kind != "gpu"}
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def _attention(q, k, v, scale: float, band: Band):
+    return forward(q, k, v, scale=scale, band=band, **_settings(q, k, band))
+
+
+def _attention_fwd(q, k, v, scale, band):
+    out, lse = _attention(q, k, v, scale, band)
+    return (out, lse), (q, k, v, out, lse)
+
+
+def _attention_bwd(scale, band, kept, gradients):
+    q, k = kept[:2]
+    return backward(*kept, *gradients, scale=scale, band=band, **_settings(q, k, band, backward=True))
+
+
+_attention.defvjp(_attention_fwd, _attention_bwd)
