@@ -15,7 +15,7 @@ UV ?= uv
 WORKERS ?= auto --maxprocesses 8
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-cloud lint format lab regenerate compare claims validate matrix site preclass bench clock \
+.PHONY: help run test test-gpu test-cloud lint format lab regenerate compare claims validate matrix site preclass bench clock \
   doctor saved lock clean preflight deploy send token forward image teardown
 
 ifeq ($(strip $(PYTHON)),)
@@ -49,6 +49,12 @@ test: ## run the tests, on the CPU (JAX_PLATFORMS=cuda make test: on the GPU); J
 	@mkdir -p build/test
 	@$(PY) -m pytest -n $(WORKERS) --dist loadgroup --ignore tests/cloud \
 	  --junitxml build/test/junit.xml $(ARGS)
+
+test-gpu: export JAX_PLATFORMS = cuda
+test-gpu: export XLA_PYTHON_CLIENT_PREALLOCATE ?= false
+test-gpu: ## run the tests of clocks, programs and hand-written kernels on this machine's GPU, the kernels compiled
+	$(env)
+	@$(PY) -m pytest -q -rs tests/test_gpu.py tests/test_tiles.py tests/test_flash.py tests/test_hopper.py $(ARGS)
 
 test-cloud: export JAX_PLATFORMS ?= cpu
 test-cloud: ## test terraform/ and deploy/ without a cloud (needs terraform and kubectl)

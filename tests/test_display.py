@@ -344,9 +344,9 @@ def test_a_picture_is_the_same_every_time_and_opens_no_figure(shown):
 
 
 def test_every_variant_has_its_own_look_that_stands_out_on_white():
-    assert set(plots.STYLE) == {"naive", "xla", "cudnn", "te", "pallas", "fa3"}
+    assert set(plots.STYLE) == {"naive", "xla", "cudnn", "te", "flash", "hopper", "fa3"}
     for part in ("color", "marker", "label"):
-        assert len({str(style[part]) for style in plots.STYLE.values()}) == 6
+        assert len({str(style[part]) for style in plots.STYLE.values()}) == 7
     assert all(contrast(style["color"], "#ffffff") >= 3 for style in plots.STYLE.values())
 
 

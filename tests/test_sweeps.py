@@ -288,3 +288,30 @@ def test_a_finding_without_a_label_has_no_empty_column(log, capsys, monkeypatch)
     lab.show_findings("memory", "The share")
     said = capsys.readouterr().out.split()
     assert "here" in said and "105" in said and "what" not in said
+
+
+def test_the_ladder_tells_each_gain_over_the_rung_before_and_the_peak(log, capsys, monkeypatch):
+    monkeypatch.setattr(
+        curves._device, "current", lambda: lab.device.Device("X", "gpu", ceilings=lab.device.CEILINGS["NVIDIA H200"])
+    )
+    monkeypatch.setattr(curves, "saved_elsewhere", Records)
+    where = dict(shape=Shape.square(2, 8192, 16, 128), flops=1e12)
+    refused = records.Finding(name="refused", value="no", label="hopper", dtype="bfloat16", shape=where["shape"])
+    lab.show_ladder(
+        [row("naive", 8.0, **where), row("flash", 2.0, **where), refused, row("cudnn", 1.25, **where)], "Ladder"
+    )
+    said = capsys.readouterr().out.splitlines()
+    assert said[1:] == [
+        "naive: 125",
+        "flash: 500   ×4.00",
+        "hopper: not measured",
+        "cudnn: 800   ×1.60",
+        "peak, bfloat16: 989",
+    ]
+    assert "Ladder, bfloat16, B2 T8192 N16 H128, X" in said[0]
+
+
+def test_a_ladder_of_nothing_draws_nothing(log, capsys, monkeypatch):
+    monkeypatch.setattr(curves, "saved_elsewhere", Records)
+    lab.show_ladder([records.Finding(name="refused", value="no", label="hopper", shape=Shape.square(1, 8, 1, 8))], "L")
+    assert capsys.readouterr().out == ""

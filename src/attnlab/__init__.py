@@ -21,7 +21,7 @@ _HOME = {
     "naive_attention": "attention", "variant": "attention", "reference": "attention", "relative_error": "attention",
     "reference_gradients": "attention", "error_by_head": "attention", "sampled_rows": "attention",
     "flops": "attention", "min_bytes": "attention", "weight_bytes": "attention", "TOLERANCE": "attention",
-    "flash_attention": "flash",
+    "flash_attention": "flash", "hopper_attention": "flash",
     "program": "evidence", "observe": "evidence",
     "benchmark": "timing", "check_time": "timing", "work_of": "timing", "ImpossibleTime": "timing",
     "eager_kernels": "timing",
@@ -31,13 +31,13 @@ _HOME = {
     "format_ms": "display", "format_bytes": "display", "format_number": "display",
     "show_features": "tables", "show_timings": "tables", "show_times": "tables", "show_kernels": "tables",
     "show_findings": "tables", "show_grid": "tables",
-    "show_sweep": "curves", "show_lines": "curves", "show_roofline": "curves",
+    "show_sweep": "curves", "show_lines": "curves", "show_ladder": "curves", "show_roofline": "curves",
     "heatmap": "plots", "lines": "plots", "four_steps": "plots",
     "claim": "ledger", "summary": "ledger",
     "predict": "exercises",
 }  # fmt: skip
 
-_MODULES = {"device", "evidence", "features", "timing"}  # what notebooks reach as lab.device and so on
+_MODULES = {"device", "evidence", "features", "flash", "timing"}  # what notebooks reach as lab.device and so on
 
 __all__ = sorted(_HOME)
 

@@ -123,6 +123,21 @@ def show_lines(rows, axis: str, title: str, value: str = "ms", reference: dict |
             plots.lines(*_lines(those, device, axis, title, value), reference=_guides(those, device, value, reference))
 
 
+def show_ladder(rows, title: str) -> None:
+    """TFLOP/s of variants at one shape as bars, in the order of `rows`, each with its gain over the one before.
+
+    The published peak is drawn where the device has one; elsewhere than on the H200 its saved ladder follows.
+    """
+    order = list(dict.fromkeys(r.label for r in rows))
+    for device, those in _sides(rows):
+        found = {r.label: r.tflops for r in those if isinstance(r, Timing)}
+        if found:
+            ceilings = _ceilings(device)
+            peaks = _peaks(ceilings, {r.dtype for r in those}) if ceilings else {}
+            rungs = {label: found.get(label) for label in order}
+            plots.ladder(rungs, peaks, "TFLOP/s", f"{title}{_fixed(those, '')}, {device}")
+
+
 def _guides(rows, device: str, value: str, reference: dict | None) -> dict:
     ceilings = _ceilings(device) if value == "tflops" else None
     peaks = _peaks(ceilings, {r.dtype for r in rows if isinstance(r, Timing)}) if ceilings else {}

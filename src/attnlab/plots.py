@@ -28,7 +28,8 @@ STYLE = {
     "xla": _look("#000000", "s", "--", label="dot_product_attention, XLA"),
     "cudnn": _look("#0072b2", "D", "-", label="dot_product_attention, cuDNN"),
     "te": _look("#009e73", "^", "-.", label="TransformerEngine"),
-    "pallas": _look("#b4558d", "v", (0, (1, 1)), label="Pallas"),
+    "flash": _look("#b4558d", "v", (0, (1, 1)), label="the course's kernel, Pallas"),
+    "hopper": _look("#5b3fa0", "X", (0, (4, 1)), label="the course's Hopper kernel, Pallas"),
     "fa3": _look("#8a6100", "P", (0, (5, 1, 1, 1, 1, 1)), label="FlashAttention-3"),
 }
 _OTHERS = (  # series that are no variant, in turn
@@ -137,6 +138,51 @@ def draw_lines(series, xlabel, ylabel, title, loglog=True, reference=None):
     if guides:
         words.append(f"For reference: {', '.join(guides)}")
     return figure, "\n".join(words)
+
+
+def ladder(rungs, ceilings, xlabel, title) -> None:
+    """Show what each change bought, a bar a rung. Arguments are those of `draw_ladder`."""
+    _show(*draw_ladder(rungs, ceilings, xlabel, title))
+
+
+def draw_ladder(rungs: dict, ceilings: dict, xlabel: str, title: str):
+    """Bars from the first rung at the top to the last, each with its gain over the one before it.
+
+    Args:
+      rungs: {name: value}, more is better; None was not measured. A name in STYLE has that variant's colour.
+      ceilings: {label: value}, vertical lines.
+      xlabel, title: what is shown.
+
+    Returns:
+      The figure, and what it shows in words.
+    """
+    names, told, before = list(rungs), [], None
+    figure = _figure(7.6, 1.3 + 0.42 * len(names))
+    axes = figure.subplots()
+    for y, (name, value) in enumerate(rungs.items()):
+        if value is None:
+            words = "not measured"
+        else:
+            words = _number_label(value) + (f"   ×{value / before:.2f}" if before else "")
+            before = value
+            axes.barh(y, value, height=0.62, color=_style(name).get("color", "#7a7a7a"), zorder=2)
+        axes.annotate(
+            words, (value or 0, y), xytext=(4, 0), textcoords="offset points", va="center", fontsize=9, zorder=3
+        )
+        told.append(f"{name}: {words}")
+    for i, (label, value) in enumerate(ceilings.items()):
+        axes.axvline(value, color=_REFERENCE, linewidth=1.3, linestyle=_REFERENCE_DASHES[i], label=label, zorder=1)
+    right = max([*(v for v in rungs.values() if v), *ceilings.values()], default=1)
+    axes.set(title=title, xlabel=xlabel, xlim=(0, right * 1.16), ylim=(len(names) - 0.4, -0.6))
+    axes.set_yticks(range(len(names)), names)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(True, axis="x", color="#d9d9d9", linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    if ceilings:
+        axes.legend(fontsize=9, framealpha=0.8, edgecolor="none", loc="upper right")
+        told += [f"{label}: {_number_label(value)}" for label, value in ceilings.items()]
+    return figure, "\n".join([f"Bar chart: {title}. {xlabel}, and the gain over the rung before.", *told])
 
 
 def roofline(points, bandwidth, peaks, title) -> None:

@@ -15,8 +15,8 @@ from jax import monitoring
 
 from attnlab import device as _device
 from attnlab import evidence
-from attnlab.attention import min_bytes, window
 from attnlab.attention import flops as count_flops
+from attnlab.attention import min_bytes, window
 from attnlab.inputs import memory_errors, require_memory
 from attnlab.records import LOG, Shape, Timing
 

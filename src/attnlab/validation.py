@@ -37,6 +37,7 @@ EXCEPTIONS: dict[str, str] = {
     r"^jax\.interpreters\.pxla\.thread_resources is deprecated": _TE,
     r"^Pass mask to fused_attn is deprecated": _TE,
     r"^TransformerEngine logical axes": _TE,
+    r"^The Pallas Triton backend is deprecated": "08 says why it uses it, and what follows",
 }
 
 

@@ -1,6 +1,7 @@
 """How large a block may be, and which blocks of keys a block of queries meets."""
 
 import dataclasses
+from typing import NamedTuple
 
 from jax import lax
 
@@ -14,9 +15,8 @@ SHARED_KIB = {(8, 0): 163, (8, 6): 99, (8, 7): 163, (8, 9): 99, (9, 0): 227, (10
 SMALLEST = 16  # rows or keys: a matrix unit takes no fewer
 
 
-@dataclasses.dataclass(frozen=True)
-class Tile:
-    """`q` query rows meet `k` keys at a time, on `warps` warps; `stages` blocks of what is looped over are in flight."""
+class Tile(NamedTuple):
+    """`q` query rows meet `k` keys at a time, on `warps` warps, `stages` blocks of what is looped over in flight."""
 
     q: int
     k: int
@@ -76,7 +76,14 @@ def clip(tile: Tile, T: int, S: int) -> Tile:
     def fit(block, length):
         return max(SMALLEST, min(block, 1 << (length - 1).bit_length()))
 
-    return dataclasses.replace(tile, q=fit(tile.q, T), k=fit(tile.k, S))
+    return tile._replace(q=fit(tile.q, T), k=fit(tile.k, S))
+
+
+def tile_for(q, k, *, is_causal: bool = False, backward: bool = False) -> Tile:
+    """The tile for q (B, T, N, H) and k (B, S, K, H) on the device of this process. Raises as `choose`."""
+    shared = shared_memory()
+    tile = choose(q.shape[-1], q.dtype.itemsize, shared, is_causal=is_causal, backward=backward)
+    return clip(tile, q.shape[1], k.shape[1])
 
 
 @dataclasses.dataclass(frozen=True)
