@@ -21,6 +21,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from attnlab import device as _device
+from attnlab.features import feature, has
 from attnlab.inputs import check_qkv
 
 ROWS = 64  # query rows of a consumer: the height of one wgmma
@@ -70,7 +72,7 @@ def hopper_attention(q, k, v, *, is_causal: bool = False, scale: float | None = 
       exponentials.
 
     Raises:
-      ValueError: another head dim; sizes as `attnlab.inputs.check_qkv`.
+      ValueError: another head dim; a GPU that is no Hopper; sizes as `attnlab.inputs.check_qkv`.
       TypeError: another dtype.
       NotImplementedError: `interpret` on a JAX that has no such interpreter.
     """
@@ -79,6 +81,8 @@ def hopper_attention(q, k, v, *, is_causal: bool = False, scale: float | None = 
         raise TypeError(f"the Hopper kernel takes bfloat16 or float16, got {q.dtype}: cast with .astype(jnp.bfloat16)")
     if H not in (64, 128):
         raise ValueError(f"the Hopper kernel takes head dim 64 or 128, got {H}: pad H with zeros, pass scale=1/√{H}")
+    if not interpret and _device.current().kind == "gpu" and not has("wgmma"):
+        raise ValueError(f"the Hopper kernel can't run here: {feature('wgmma').reason}. Use attnlab.flash_attention")
     scale = H**-0.5 if scale is None else float(scale)
     if scale <= 0:  # the kernel looks for the largest score before it scales: the sign goes into q
         q, scale = (-q if scale else jnp.zeros_like(q)), -scale or 1.0
