@@ -26,6 +26,7 @@ _HOME = {
     "benchmark": "timing", "check_time": "timing", "work_of": "timing", "ImpossibleTime": "timing",
     "eager_kernels": "timing",
     "compare": "comparison", "measure": "comparison", "refusal": "comparison",
+    "longest": "limits",
     "sweep": "sweeps", "crossover": "sweeps",
     "block_tree": "display", "show_table": "display", "show_bars": "display", "Progress": "display",
     "format_ms": "display", "format_bytes": "display", "format_number": "display",
@@ -37,7 +38,14 @@ _HOME = {
     "predict": "exercises",
 }  # fmt: skip
 
-_MODULES = {"device", "evidence", "features", "flash", "timing"}  # what notebooks reach as lab.device and so on
+_MODULES = {
+    "device",
+    "evidence",
+    "features",
+    "flash",
+    "nsight",
+    "timing",
+}  # what notebooks reach as lab.device and so on
 
 __all__ = sorted(_HOME)
 

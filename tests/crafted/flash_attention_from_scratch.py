@@ -57,6 +57,10 @@ def chosen(full, causal):
     ]
 
 
+def counted(what, flash, hopper, cudnn):
+    return [fact(what, x, label) for label, x in (("flash", flash), ("hopper", hopper), ("cudnn", cudnn))]
+
+
 def triton(full, causal):
     return [*shares("flash, causal False", *full), *shares("flash, causal True", *causal)]
 
@@ -67,7 +71,7 @@ CRAFTED = {
         [fact("overflows without the maximum", True)], [[fact("overflows without the maximum", False)]],
     ),
     "tiled_memory_is_linear": (
-        memory((1, 2, 4), (1, 4, 16)), [memory((1, 4, 16), (1, 4, 16)), memory((1, 2, 4), (1, 2, 4))],
+        memory((1, 2, 4.7), (1, 4, 16)), [memory((1, 4, 16), (1, 4, 16)), memory((1, 2, 4), (1, 2, 4))],
     ),
     "scan_moves_everything": (moved(70), [moved(3)]),
     "kernel_is_right": (cases(), [cases(error=0.05), cases(error=NAN), cases(lse=0.1), cases(lse=NAN)]),
@@ -108,6 +112,14 @@ CRAFTED = {
             triton((0.55, 0.7, 0.7, 0.7), (0.67, 0.68, 0.68, 0.75)),
             triton((0.69, 0.7, 0.73, 0.75), (0.5, 0.6, 0.6, 0.6)),
         ],
+    ),
+    "matrix_units_wait": (
+        counted("matrix units busy, %", 54, 72, 77),
+        [counted("matrix units busy, %", *x) for x in ((70, 72, 77), (54, 60, 77), (54, NAN, 77))],
+    ),
+    "memory_is_not_the_limit": (
+        counted("memory busy, %", 2.6, 3.2, 3.3),
+        [counted("memory busy, %", *x) for x in ((50, 3, 3), (2, 3, NAN))],
     ),
     "kernel_repeats_itself": (
         [fact("same bits twice", True, x) for x in ("flash", "hopper")],
