@@ -125,6 +125,67 @@ def test_the_reference_survives_scores_that_overflow_a_naive_exponential():
     assert np.isfinite(out).all() and (np.abs(out) <= np.abs(np.asarray(v)).max() + 1e-6).all()
 
 
+# ---- gradients of the reference -----------------------------------------------------------------------------
+
+GRADIENT_CASES = {
+    "plain": dict(),
+    "scale": dict(scale=-0.7),
+    "causal": dict(is_causal=True),
+    "window": dict(local_window_size=(3, 2)),
+    "window, causal": dict(local_window_size=(2, 5), is_causal=True, scale=0.4),
+}
+
+
+@pytest.mark.parametrize("options", GRADIENT_CASES.values(), ids=GRADIENT_CASES)
+def test_the_gradients_agree_with_finite_differences_of_the_reference(options, monkeypatch):
+    monkeypatch.setattr(attention, "check_qkv", lambda q, k, v: Shape.of(q, k))  # float64 is not for users
+    draw = np.random.default_rng(8)
+    q, k, v = draw.normal(size=(B, T, N, H)), *draw.normal(size=(2, B, S, K, H))
+    dout = draw.normal(size=q.shape)
+    got = attention.reference_gradients(q, k, v, dout, **options)
+    step = 1e-5  # the error of a central difference is of the order of its square
+    for i, x in enumerate((q, k, v)):
+        assert got[i].shape == x.shape and got[i].dtype == np.float64
+        for _ in range(12):
+            direction = draw.normal(size=x.shape)
+            losses = []
+            for sign in (1, -1):
+                moved = [q, k, v]
+                moved[i] = x + sign * step * direction
+                losses.append((attention.reference(*moved, **options) * dout).sum())
+            difference = (losses[0] - losses[1]) / (2 * step)
+            assert difference == pytest.approx((got[i] * direction).sum(), rel=1e-6, abs=1e-7)
+
+
+@pytest.mark.parametrize("options", GRADIENT_CASES.values(), ids=GRADIENT_CASES)
+def test_the_gradients_agree_with_jax(options):
+    q, k, v = small()
+    dout = jax.random.normal(jax.random.key(6), q.shape)
+    seen = jnp.asarray(attention.visible(T, S, **{n: x for n, x in options.items() if n != "scale"}))
+
+    def loss(q, k, v):
+        mask = None if seen.all() else seen[None, None]
+        out = jax.nn.dot_product_attention(q, k, v, mask=mask, scale=options.get("scale"), implementation="xla")
+        return (out * dout).sum()
+
+    with jax.default_matmul_precision("highest"):
+        want = jax.grad(loss, (0, 1, 2))(q, k, v)
+    for mine, theirs in zip(attention.reference_gradients(q, k, v, dout, **options), want, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5 * np.abs(mine).max())
+
+
+def test_the_gradients_survive_scores_that_overflow_a_naive_exponential():
+    q, k, v = small()
+    gradients = attention.reference_gradients(q * 1e4, k, v, q)
+    assert all(np.isfinite(g).all() for g in gradients) and np.abs(gradients[2]).max() > 0.1
+
+
+def test_gradients_where_a_query_sees_no_key_are_refused_with_the_query():
+    q, k, v = small()
+    with pytest.raises(ValueError, match="query 4 sees no key"):
+        attention.reference_gradients(q, k, v, q, local_window_size=(-3, 5))
+
+
 # ---- variants against the reference ------------------------------------------------------------------------
 
 

@@ -21,14 +21,15 @@ CPU = Device("some CPU", "cpu", memory=8 * GIB)
 
 BY_CAPABILITY = {
     (7, 5): set(),
-    (8, 0): {"tf32_matmul", "bf16_matmul", "cudnn_attention"},
-    (8, 9): {"tf32_matmul", "bf16_matmul", "cudnn_attention", "fp8_matmul"},
-    (9, 0): {"tf32_matmul", "bf16_matmul", "cudnn_attention", "fp8_matmul", "fp8_attention", "cudnn_head_dim_256"},
-    (10, 0): set(features.RULES),
+    (8, 0): {"tf32_matmul", "bf16_matmul", "cudnn_attention", "pallas_triton"},
+    (8, 9): {"tf32_matmul", "bf16_matmul", "cudnn_attention", "pallas_triton", "fp8_matmul"},
+    (9, 0): set(features.RULES) - {"mxfp8_matmul"},
+    (10, 0): set(features.RULES) - {"wgmma"},
+    (12, 0): set(features.RULES) - {"wgmma"},
 }
 NEEDS = {
-    "tf32_matmul": "8.0", "bf16_matmul": "8.0", "cudnn_attention": "8.0", "fp8_matmul": "8.9", "fp8_attention": "9.0",
-    "cudnn_head_dim_256": "9.0", "mxfp8_matmul": "10.0",
+    "tf32_matmul": "8.0", "bf16_matmul": "8.0", "cudnn_attention": "8.0", "pallas_triton": "8.0", "fp8_matmul": "8.9",
+    "fp8_attention": "9.0", "cudnn_head_dim_256": "9.0", "wgmma": "9.0", "mxfp8_matmul": "10.0",
 }  # fmt: skip
 CUDNN = {"cudnn_attention", "fp8_attention", "cudnn_head_dim_256"}
 
@@ -53,11 +54,12 @@ def test_the_name_never_decides(key):
 
 @pytest.mark.parametrize("key", NEEDS)
 def test_without_cudnn_only_what_needs_it_is_missing(key):
-    f = features.feature(key, card((10, 0), cudnn=None))
+    newest = max(c for c, keys in BY_CAPABILITY.items() if key in keys)
+    f = features.feature(key, card(newest, cudnn=None))
     assert f.ok is (key not in CUDNN)
     if key in CUDNN:
         assert "no cuDNN" in f.reason and "make run" in f.todo
-    with_it = features.feature(key, card((10, 0), cudnn=91801))
+    with_it = features.feature(key, card(newest, cudnn=91801))
     assert ("9.18.1" in with_it.reason) is (key in CUDNN)
 
 
@@ -65,6 +67,17 @@ def test_an_l4_has_fp8_matrix_products_and_no_fp8_attention():
     l4 = card((8, 9), "NVIDIA L4")
     assert features.has("fp8_matmul", l4) and not features.has("fp8_attention", l4)
     assert "Hopper" in features.feature("fp8_attention", l4).reason
+
+
+def test_the_table_of_these_tests_has_every_rule():
+    assert set(NEEDS) == set(features.RULES)
+
+
+@pytest.mark.parametrize("capability", [(10, 0), (12, 0)], ids=str)
+def test_hopper_alone_has_wgmma_and_a_newer_card_is_told_that_it_is_too_new(capability):
+    assert [c for c, keys in BY_CAPABILITY.items() if "wgmma" in keys] == [(9, 0)]
+    f = features.feature("wgmma", card(capability))
+    assert "only Hopper (9.0) has it" in f.reason and "or newer" not in f.todo
 
 
 @pytest.mark.parametrize("key", [*NEEDS, "gpu", "cupti"])
