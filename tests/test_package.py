@@ -7,10 +7,10 @@ import pytest
 
 SOURCE = pathlib.Path(__file__).parents[1] / "src" / "attnlab"
 FLOW = [
-    "files", "records", "device", "features", "inputs", "attention", "flash", "evidence", "timing", "display",
-    "plots", "comparison", "sweeps", "tables", "curves", "claims", "ledger", "exercises", "checks", "session", "clock",
-    "notebook_files", "pages", "course", "changes", "regenerate", "deprecations", "validation", "site", "doctor",
-    "preclass", "bench", "cli",
+    "files", "records", "device", "features", "inputs", "attention", "flash", "evidence", "timing", "nsight", "display",
+    "plots", "comparison", "limits", "sweeps", "tables", "curves", "claims", "ledger", "exercises", "checks", "session",
+    "clock", "notebook_files", "pages", "course", "changes", "regenerate", "deprecations", "validation", "site",
+    "doctor", "preclass", "bench", "cli",
 ]  # fmt: skip
 
 

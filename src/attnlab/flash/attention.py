@@ -26,7 +26,8 @@ def flash_attention(
     Args:
       q, k, v: (B, T, N, H), (B, S, K, H), (B, S, K, H); float16, bfloat16 or float32; H is 16, 32, 64 or 128.
       is_causal, local_window_size: as in `jax.nn.dot_product_attention`, aligned top-left.
-      scale: of the scores, a Python number; 1/√H if not given.
+      scale: of the scores, a Python number; 1/√H if not given. Scores up to 1e8 are safe: beyond, the rounding of the
+        running maximum is itself large enough for exp to overflow.
       return_residual: return the log-sum-exp too.
 
     Returns:

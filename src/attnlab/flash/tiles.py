@@ -9,7 +9,7 @@ from attnlab import device as _device
 from attnlab.attention import window
 
 # What one thread block may ask for, in KiB, by compute capability. CUDA C++ Programming Guide, "Technical
-# Specifications per Compute Capability"; `tests/test_flash.py` asks the driver on a GPU.
+# Specifications per Compute Capability"; `tests/test_tiles.py` asks the driver on a GPU.
 SHARED_KIB = {(8, 0): 163, (8, 6): 99, (8, 7): 163, (8, 9): 99, (9, 0): 227, (10, 0): 227, (10, 3): 227,
               (12, 0): 99, (12, 1): 99}  # fmt: skip
 SMALLEST = 16  # rows or keys: a matrix unit takes no fewer
