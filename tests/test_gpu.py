@@ -1,15 +1,21 @@
 """On a real GPU: the clocks agree with each other, and what ran is seen."""
 
 import os
+import shutil
 import subprocess
 import sys
 
 import jax
+import jax.numpy as jnp
 import pytest
+from jax.experimental import topologies
 
-from attnlab import device, evidence, timing
+from attnlab import device, evidence, nsight, timing
 from attnlab.attention import TOLERANCE, naive_attention, relative_error, variant
 from attnlab.features import feature, has
+from attnlab.flash import tiles
+from attnlab.flash.backward import backward as flash_backward
+from attnlab.flash.forward import forward as flash_forward
 from attnlab.inputs import qkv
 from attnlab.sweeps import sweep
 from attnlab.timing import benchmark
@@ -147,3 +153,63 @@ def test_the_window_that_cudnn_gets_wrong_is_refused_by_the_course_and_wrong_in_
         variant("cudnn")(q, k, v, local_window_size=(16, 0))
     right = variant("cudnn")(q, k, v, local_window_size=(16, 0), is_causal=True)
     assert relative_error(right, q, k, v, local_window_size=(16, 0)) < TOLERANCE["bfloat16"]
+
+
+# What XLA needs to know of a card to compile for it where there is none. Figures from NVIDIA's datasheets and the CUDA
+# programming guide.
+CARD = """
+gpu_device_info {{
+  threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: {threads}
+  shared_memory_per_block: 49152 shared_memory_per_core: {per_core} shared_memory_per_block_optin: {optin}
+  core_count: {cores} fpus_per_core: 128 registers_per_core_limit: 65536 registers_per_block_limit: 65536
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  memory_bandwidth: {bandwidth} l2_cache_size: {l2} clock_rate_ghz: {clock} device_memory_size: {memory}
+  cuda_compute_capability {{ major: {capability[0]} minor: {capability[1]} }}
+}}
+platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 10 }} device_description_str: "{name}"
+"""
+CARDS = {
+    (8, 9): dict(name="NVIDIA L4", threads=1536, per_core=100 * 2**10, optin=99 * 2**10, cores=58, clock=2.04,
+                 bandwidth=300 * 10**9, l2=48 * 2**20, memory=24 * 10**9),
+    (8, 0): dict(name="NVIDIA A100-SXM4-80GB", threads=2048, per_core=164 * 2**10, optin=163 * 2**10, cores=108,
+                 clock=1.41, bandwidth=2039 * 10**9, l2=40 * 2**20, memory=80 * 10**9),
+}  # fmt: skip
+
+
+def compile_for(capability, H: int, *, is_causal: bool, backward: bool = False, tile=None):
+    """Compile a kernel of `attnlab.flash` for another card, down to its machine code. Nothing runs."""
+    topology = topologies.get_topology_desc(
+        "", "cuda", target_config=CARD.format(capability=capability, **CARDS[capability]), topology="1x1x1"
+    )
+    at = jax.sharding.SingleDeviceSharding(topology.devices[0])
+    x = jax.ShapeDtypeStruct((1, 1024, 2, H), jnp.bfloat16, sharding=at)
+    rows = jax.ShapeDtypeStruct((1, 2, 1024), jnp.float32, sharding=at)
+    shared = tiles.SHARED_KIB[capability] * 2**10
+    options = dict(
+        scale=0.1, interpret=False, band=tiles.Band.of(1024, 1024, is_causal=is_causal),
+        tile=tile or tiles.choose(H, 2, shared, is_causal=is_causal, backward=backward),
+    )  # fmt: skip
+    fn, args = (flash_backward, (x, x, x, x, rows, x, rows)) if backward else (flash_forward, (x, x, x))
+    return jax.jit(lambda *a: fn(*a, **options)).trace(*args).lower().compile()
+
+
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("H", [64, 128])
+@pytest.mark.parametrize("capability", CARDS, ids=lambda c: CARDS[c]["name"])
+def test_the_chosen_tile_compiles_for_ampere_and_ada(capability, H, is_causal, backward):
+    assert "triton" in compile_for(capability, H, is_causal=is_causal, backward=backward).as_text()
+
+
+def test_a_tile_that_does_not_fit_an_l4_is_refused_by_the_compiler():
+    with pytest.raises(jax.errors.JaxRuntimeError, match="(?i)shared memory"):
+        compile_for((8, 9), 128, is_causal=False, tile=tiles.FULL[0])
+
+
+def test_nsight_compute_sees_the_kernels_it_was_asked_for():
+    if not shutil.which("ncu"):
+        pytest.skip("ncu is not on PATH")
+    found = nsight.counters(["flash", "cudnn"], 1, 1024, 4, 64)
+    assert set(found) == {"flash", "cudnn"}
+    for row in found.values():
+        assert 0 < row["matrix units busy, %"] <= 100 and row["time, ms"] < 10 and row["most waits for"]
