@@ -1,0 +1,2 @@
+def checkpoint_peaks(L, weights, inputs):
+    return L * weights, L * inputs + weights

@@ -1,0 +1,2 @@
+def break_even(H, itemsize):
+    return H // 2 + 1
