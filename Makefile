@@ -54,7 +54,8 @@ test-gpu: export JAX_PLATFORMS = cuda
 test-gpu: export XLA_PYTHON_CLIENT_PREALLOCATE ?= false
 test-gpu: ## run the tests of clocks, programs and hand-written kernels on this machine's GPU, the kernels compiled
 	$(env)
-	@$(PY) -m pytest -q -rs tests/test_gpu.py tests/test_tiles.py tests/test_flash.py tests/test_hopper.py $(ARGS)
+	@$(PY) -m pytest -q -rs tests/test_gpu.py tests/test_tiles.py tests/test_flash.py tests/test_hopper.py \
+	  tests/test_limits.py $(ARGS)
 
 test-cloud: export JAX_PLATFORMS ?= cpu
 test-cloud: ## test terraform/ and deploy/ without a cloud (needs terraform and kubectl)

@@ -148,9 +148,19 @@ def saved():
     return rows
 
 
+# Claims of cells that were changed since the recorded run, and that have not run on an H200 since.
+NOT_RECORDED = {
+    "checkpoint_saves_over_layers": "its layers had a residual, and rounding grew with it: the row was refused",
+    "tril_gradient_is_nan": "its check went up to a standard deviation of 8, and the fault is seen at 10 (04)",
+}
+
+
 @pytest.mark.parametrize("name", LEDGER)
 def test_a_claim_holds_on_the_saved_results(saved, name):
     verdict = LEDGER[name].judge(saved)
+    if name in NOT_RECORDED:
+        assert verdict.state == UNTESTABLE, f"{name} is recorded now: take it off NOT_RECORDED"
+        return
     assert verdict.state == HOLDS, f"{LEDGER[name].sentence} {verdict.state}: {verdict.measured}"
 
 

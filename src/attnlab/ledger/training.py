@@ -6,7 +6,7 @@ from attnlab.display import format_bytes, format_number
 from attnlab.records import MissingRecord, Timing
 
 claim = claims_of("09_training_and_memory")
-AGREES = 0.05  # nats: what two curves of the loss may differ by, as the notebook sets it
+AGREES = 0.01  # nats: what two curves of the loss may differ by, as the notebook sets it
 FUSED = ("cudnn", "flash")
 
 
@@ -112,8 +112,8 @@ def _(r):
 
 @claim(
     "temporaries_follow_the_formula",
-    "T doubled, the temporaries of forward and backward grow more than 3.2 times for naive attention and XLA, and less "
-    "than 2.6 times for the kernels.",
+    "T doubled, the temporaries of forward and backward grow more than 2.5 times for naive attention and XLA, and less "
+    "than 2.2 times for the kernels.",
 )
 def _(r):
     found = {}
@@ -125,7 +125,7 @@ def _(r):
         if not doubled:
             raise MissingRecord(f"temporaries of {label} at T and 2·T")
         growth[label] = sizes[max(doubled)] / sizes[max(doubled) // 2]
-    right = all(x < 2.6 if label in FUSED else x > 3.2 for label, x in growth.items())
+    right = all(x < 2.2 if label in FUSED else x > 2.5 for label, x in growth.items())
     return right, _listed(growth, times)
 
 
@@ -185,20 +185,22 @@ def _finite(r, *begin: str) -> dict:
 
 @claim(
     "tril_gradient_is_nan",
-    "On compute capability 9.0, with q and k of standard deviation 8, dQ by cuDNN through mask=tril is not finite at S "
-    "192, and nothing else is; at S 128 and 256, and at scale 1, all is finite.",
+    "On compute capability 9.0, with q and k of standard deviation 10, dQ by cuDNN through mask=tril is not finite at "
+    "S 192; nothing else is, and at S 128 and 256, and at scale 1, all is finite.",
     needs="cudnn_attention", others="Older material says: gradients through a mask are as safe as through is_causal",
 )  # fmt: skip
 def _(r):
     found = _finite(r, "cudnn, mask=tril")
-    if len(found) < 6:
-        raise MissingRecord(f"{len(found)} lengths and scales through mask=tril, and it takes 6")
+    if len(found) < 9:
+        raise MissingRecord(f"{len(found)} lengths and scales through mask=tril, and it takes 9")
     capability = r.find(name="not finite")[-1].env.get("capability")
     if capability != "9.0":
         raise MissingRecord(f"this fault was seen on compute capability 9.0; here {capability}, with what stands above")
     bad = {key: names for key, names in found.items() if names != "none"}
     words = ", ".join(f"S {S}, {label.rsplit(', ', 1)[1]}: {names}" for (label, S), names in bad.items())
-    return bad == {("cudnn, mask=tril, scale 8", 192): "dq"}, words or "all is finite"
+    must, may = ("cudnn, mask=tril, scale 10", 192), ("cudnn, mask=tril, scale 8", 192)
+    ok = must in bad and bad.keys() <= {must, may} and set(bad.values()) == {"dq"}
+    return ok, words or "all is finite"
 
 
 @claim(
@@ -232,7 +234,7 @@ def _(r):
 
 @claim(
     "curves_agree",
-    "The loss is the same with every attention: at no step does it differ from naive's by more than 0.05 nats.",
+    "The loss is the same with every attention: at no step does it differ from naive's by more than 0.01 nats.",
 )
 def _(r):
     found = _training(r, "largest difference of the loss")
@@ -242,11 +244,11 @@ def _(r):
 
 @claim(
     "tampering_is_found",
-    "Attention that sees one key too many fails that check by far: it differs by more than 5 times the tolerance.",
+    "Attention that sees one key too many fails that check by far: it differs by more than 3 times the tolerance.",
 )
 def _(r):
     found = _training(r, "largest difference of the loss")["tampered"]
-    return found > 5 * AGREES, f"{format_number(found, 2)} nats"
+    return found > 3 * AGREES, f"{format_number(found, 2)} nats"
 
 
 def _step(r, name: str) -> tuple[dict, float]:
@@ -259,13 +261,13 @@ def _step(r, name: str) -> tuple[dict, float]:
 
 @claim(
     "fused_training_is_faster",
-    "A training step takes less than 0.7 of the time with cuDNN or the course's kernel in place of XLA's attention.",
+    "A training step takes less time with cuDNN or the course's kernel in place of XLA's attention: under 0.97 of it.",
     needs="cudnn_attention",
 )
 def _(r):
     found, xla = _step(r, "ms a step")
     ratios = {label: ms / xla for label, ms in found.items()}
-    return all(x < 0.7 for x in ratios.values()), f"over XLA's time: {_listed(ratios, times)}"
+    return all(x < 0.97 for x in ratios.values()), f"over XLA's time: {_listed(ratios, times)}"
 
 
 @claim(
