@@ -51,9 +51,13 @@ def shares(label, *values):
 
 
 def chosen(full, causal):
+    """Times of three tiles, those chosen on a Hopper card among them."""
+    first, second = "256 × 64, 8 warps, 3 stages", "128 × 64, 4 warps, 2 stages"
+    where = dict(table="tiles", shape=LONG, env={"capability": "9.0"})
     return [
-        *timed("full", one=1.0, two=2.0, flash=full),
-        *timed("causal", one=0.6, two=1.0, flash=causal),
+        row(label, ms, mask=mask, **where)
+        for mask, times in (("full", {first: full, second: 1.0}), ("causal", {first: 0.6, second: causal}))
+        for label, ms in ({"64 × 64, 4 warps, 2 stages": 1.4} | times).items()
     ]
 
 
