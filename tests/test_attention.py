@@ -319,3 +319,9 @@ def test_visible_pairs_are_those_that_one_can_count(length, is_causal, window):
 def test_an_unusual_integer_is_a_window_too():
     shape = Shape.square(1, 8, 1, 8)
     assert attention.flops(shape, local_window_size=np.int64(2)) == attention.flops(shape, local_window_size=2)
+
+
+def test_a_gradient_of_another_shape_is_refused():
+    q, k, v = qkv(1, 8, 8, 4)
+    with pytest.raises(ValueError, match=r"dout must have the shape of q, \(1, 8, 8, 4\), got \(1, 8, 4, 8\)"):
+        attention.reference_gradients(q, k, v, q.transpose(0, 2, 3, 1))

@@ -76,8 +76,11 @@ def test_the_saved_results_have_not_changed_against_themselves(compare):
 def test_every_saved_row_that_is_a_fifth_slower_is_flagged(factor, kind, seed):
     rng = random.Random(seed)
     assert {r.clock for r in TIMED} == {"cupti"}
+    # A row of few samples that scatter by a tenth says less: hardly any may be so.
+    steady = [r for r in TIMED if r.p80 - r.p20 < 0.1 * r.ms]
+    assert len(steady) >= 0.99 * len(TIMED)
     for change in (lambda r: scaled(r, factor), lambda r: rerun(r, rng, factor)):
-        assert not [r for r in TIMED if getattr(changes.row_change(r, change(r)), "kind", None) != kind]
+        assert not [r for r in steady if getattr(changes.row_change(r, change(r)), "kind", None) != kind]
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -357,7 +360,7 @@ def test_claims_that_changed_their_verdict_are_told_with_both_measurements(compa
 
 def test_notebooks_that_one_side_did_not_run_are_one_line(compare):
     status, text = compare("nvidia-h200", Records(r for r in SAVED if r.notebook < "04"))
-    assert status == 0 and "only nvidia-h200 has 04 05 06 07, with " in text
+    assert status == 0 and "only nvidia-h200 has 04 05 06 07 08 09, with " in text
     assert "\nClaims\n" not in text and "\nRows\n" not in text and " 0 claims" not in text
 
 

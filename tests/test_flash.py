@@ -390,7 +390,7 @@ def test_the_gradient_of_the_log_sum_exp_alone_is_that_of_jax():
 
 
 def test_a_head_dim_that_no_block_takes_is_refused():
-    with pytest.raises(ValueError, match="power of two, got 48: pad"):
+    with pytest.raises(ValueError, match="got 48: pad it with zeros and pass scale=1/√48"):
         flash_attention(*qkv(1, 4, 1, 48))
 
 
@@ -660,3 +660,51 @@ def test_the_kernels_lower_for_every_card_with_the_tiles_chosen_for_it(name, cap
             text = jax.jit(fn).trace(*arguments).lower(lowering_platforms=("cuda",)).as_text()
         assert text.count("custom_call @__gpu$xla.gpu.triton") == calls
         assert text.count(f"num_warps = {tile.warps} : i32") == calls
+
+
+# ---- what a user may do wrong, and what a caller's settings must not change --------------------------------
+
+
+@pytest.fixture(scope="module")
+def few():
+    return qkv(1, 20, 2, 16)
+
+
+@pytest.mark.parametrize("window", [(-(2**31 - 1), 2**31), (0, -(2**40)), (-(2**40), 0), (2**40, 2**40)], ids=str)
+def test_a_window_of_any_size_is_counted_right(few, window):
+    out = jit(functools.partial(flash_attention, local_window_size=window))(*few)
+    assert attention.relative_error(out, *few, local_window_size=window) <= attention.TOLERANCE["float32"]
+
+
+def test_64_bit_mode_changes_nothing(few):
+    def gradients(q, k, v):
+        return jax.grad(lambda *x: (flash_attention(*x, is_causal=True) ** 2).sum(), (0, 1, 2))(q, k, v)
+
+    want = gradients(*few)
+    with jax.enable_x64(True):
+        again = gradients(*few)
+    assert all(a.dtype == jnp.float32 and (a == b).all() for a, b in zip(again, want, strict=True))
+
+
+def test_a_second_derivative_is_refused_with_what_to_do(few):
+    q, k, v = few
+    first = jax.grad(lambda q: (flash_attention(q, k, v) ** 2).sum())
+    with pytest.raises(NotImplementedError, match="first derivatives only: for second ones use jax.nn"):
+        jax.grad(lambda q: first(q).sum())(q)
+
+
+@pytest.mark.parametrize("scale", ["a", np.ones(3)], ids=["text", "array"])
+def test_a_scale_that_is_no_number_is_refused(few, scale):
+    with pytest.raises(TypeError, match="scale must be a Python number"):
+        flash_attention(*few, scale=scale)
+
+
+def test_a_traced_scale_is_told_how_to_be_learnt(few):
+    with pytest.raises(TypeError, match="multiply q by it and pass scale=1"):
+        jax.jit(lambda scale: flash_attention(*few, scale=scale))(0.1)
+
+
+@pytest.mark.parametrize("H, todo", [(8, "pad it with zeros and pass scale=1/√8"), (256, "use jax.nn")])
+def test_another_head_dim_is_refused_with_what_to_do(H, todo):
+    with pytest.raises(ValueError, match=f"got {H}: {todo}"):
+        flash_attention(*qkv(1, 16, 1, H))

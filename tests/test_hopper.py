@@ -116,7 +116,7 @@ def test_it_lowers_for_cuda_and_fits_shared_memory(H, dtype, is_causal):
     ("sizes", "dtype", "words"),
     [
         ((1, 8, 1, 64), "float32", r"bfloat16 or float16, got float32: cast with"),
-        ((1, 8, 1, 96), "bfloat16", r"head dim 64 or 128, got 96: pad H"),
+        ((1, 8, 1, 96), "bfloat16", r"head dim 64 or 128, got 96: pad it with zeros"),
     ],
 )
 def test_it_refuses_in_one_line_that_says_what_to_do(sizes, dtype, words):
@@ -129,3 +129,15 @@ def test_it_refuses_in_one_line_that_says_what_to_do(sizes, dtype, words):
 def test_a_jax_without_the_interpreter_says_so():
     with pytest.raises(NotImplementedError, match=r"needs JAX 0\.10 or newer"):
         hopper_attention(*qkv(1, 8, 1, 64, dtype="bfloat16"), interpret=True)
+
+
+def test_its_gradient_is_refused_with_what_to_use():
+    q, k, v = qkv(1, 64, 1, 64, dtype="bfloat16")
+    with pytest.raises(NotImplementedError, match="no gradient: use attnlab.flash_attention"):
+        jax.grad(lambda q: hopper_attention(q, k, v, interpret=not COMPILED)[0].astype(jnp.float32).sum())(q)
+
+
+@pytest.mark.skipif(COMPILED, reason="it runs here")
+def test_where_it_can_not_run_it_says_what_to_use():
+    with pytest.raises(ValueError, match="can't run .*attnlab.flash_attention"):
+        hopper_attention(*qkv(1, 64, 1, 64, dtype="bfloat16"))

@@ -36,7 +36,23 @@ def test_what_fits_in_between_is_found():
 def test_it_ends_at_the_cap_and_says_so():
     tried = []
     found = longest(up_to(10**9, tried), 100, 450)
-    assert tried == [100, 200, 400] and found == Longest(400, None, "the search ended at 450")
+    assert tried == [100, 200, 400, 450] and found == Longest(450, None, "the search ended at 450")
+
+
+def test_a_refusal_in_between_leaves_the_words_of_the_memory():
+    def attempt(size):
+        if size == 3:
+            raise ValueError("odd")
+        if size > 2:
+            raise MemoryError("too long")
+
+    assert longest(attempt, 1, 64) == Longest(2, 4, "too long")
+
+
+@pytest.mark.parametrize("wrong", [(None, 1, 4), (print, 1.5, 4), (print, 1, "4")], ids=str)
+def test_a_slip_of_the_caller_is_no_result(wrong):
+    with pytest.raises(TypeError):
+        longest(*wrong)
 
 
 def test_not_even_the_first_fits():

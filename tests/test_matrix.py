@@ -201,6 +201,8 @@ def test_the_surroundings_do_not_reach_in(root):
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("pytest: ")]
     assert f"PYTHONPATH={root}/src PYTHONHOME= " in line and "/elsewhere" not in line
     assert all(f"--ignore={path}" in line and (ROOT / path).exists() for path in matrix.LEFT_OUT)
+    path, test = matrix.DESELECTED.split("::")
+    assert f"--deselect={matrix.DESELECTED}" in line and f"def {test}(" in (ROOT / path).read_text(encoding="utf-8")
 
 
 # ---- CI

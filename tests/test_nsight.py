@@ -68,3 +68,45 @@ def test_what_is_profiled_runs_by_itself():
     command = [sys.executable, "-m", "attnlab.nsight", "1", "32", "1", "16", "1", "flash"]
     assert subprocess.run(command, capture_output=True, timeout=120).returncode == 0
     assert subprocess.run([*command, "nobody"], capture_output=True, timeout=120).returncode
+
+
+@pytest.mark.parametrize("unit, ms", [("ns", 2.178656), ("usecond", 2178.656), ("second", 2178656000.0)])
+def test_a_time_is_read_in_its_unit(unit, ms):
+    (row,) = nsight.parse(table(FLASH).replace('"ns"', f'"{unit}"'))
+    assert row["time, ms"] == pytest.approx(ms)
+
+
+def test_an_unknown_unit_is_no_factor_of_one():
+    with pytest.raises(nsight.NoCounters, match="in 'fortnights'"):
+        nsight.parse(table(FLASH).replace('"ns"', '"fortnights"'))
+
+
+@pytest.mark.parametrize(
+    "text", ['"ID","a"\n', table(), table() + "==PROF== Disconnected\n", '"ID","a"\n"",""\n"0","1"\n']
+)
+def test_a_table_without_a_counted_kernel_is_no_rows(text):
+    assert nsight.parse(text) == []
+
+
+def test_a_name_that_can_not_be_profiled_is_refused_before_the_profiler_runs():
+    with pytest.raises(ValueError, match="unknown 'nobody': what can be profiled are flash, hopper, cudnn"):
+        nsight.counters(["nobody"], 1, 64, 1, 64)
+
+
+def test_a_profiler_that_does_not_end_is_stopped_with_what_it_started(monkeypatch, tmp_path):
+    fake(tmp_path, monkeypatch, f"sleep 60 & echo $! > {tmp_path}/child; wait\n")
+    monkeypatch.setattr(nsight, "SECONDS", 1)
+    with pytest.raises(nsight.NoCounters, match="did not end within 1 seconds"):
+        nsight.counters("flash", 1, 64, 1, 64)
+    child = int((tmp_path / "child").read_text())
+    stat = f"/proc/{child}/stat"
+    assert not os.path.exists(stat) or open(stat).read().split()[2] == "Z"
+
+
+def test_a_broken_profiler_is_named(monkeypatch, tmp_path):
+    path = tmp_path / "ncu"
+    path.write_bytes(b"\x00broken")
+    path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(nsight.NoCounters, match="ncu does not start"):
+        nsight.counters(["flash"], 1, 64, 1, 64)

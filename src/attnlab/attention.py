@@ -199,9 +199,11 @@ def reference_gradients(q, k, v, dout, *, scale=None, is_causal=False, local_win
     Returns:
       dq, dk, dv in float64 NumPy, in the shapes of q, k, v.
 
-    Raises as `attnlab.inputs.check_qkv`, and `ValueError` where a query sees no key.
+    Raises as `attnlab.inputs.check_qkv`, and `ValueError` where a query sees no key or `dout` has not q's shape.
     """
     B, T, S, N, K, H = check_qkv(q, k, v)
+    if np.shape(dout) != q.shape:
+        raise ValueError(f"dout must have the shape of q, {q.shape}, got {np.shape(dout)}")
     seen = visible(T, S, is_causal=is_causal, local_window_size=local_window_size)
     if not seen.any(axis=1).all():
         raise ValueError(f"query {int(np.argmin(seen.any(axis=1)))} sees no key: its gradient is not defined here")

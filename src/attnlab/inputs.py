@@ -1,6 +1,7 @@
 """The arrays of the course: q (B, T, N, H), k and v (B, S, K, H), and the checks that they really are."""
 
 import contextlib
+import math
 import operator
 import re
 
@@ -87,6 +88,17 @@ def memory_errors(what: str, device: _device.Device | None = None):
             more = f" (it asked for {asked[1]})" if asked else ""
             raise MemoryError(f"{what} ran out of memory on {(device or _device.current()).name}{more}") from e
         raise
+
+
+def scale_of(scale, H: int) -> float:
+    """The scale of the scores as a number, 1/√H for None. Raises `TypeError` for what is no number yet."""
+    try:
+        return 1 / math.sqrt(H) if scale is None else float(scale)
+    except (TypeError, ValueError):  # JAX's error on a traced value is a TypeError
+        raise TypeError(
+            f"scale must be a Python number, known when the kernel is compiled, got {scale!r}: "
+            "to learn it or trace it, multiply q by it and pass scale=1"
+        ) from None
 
 
 def check_qkv(q, k, v) -> Shape:

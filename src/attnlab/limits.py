@@ -2,7 +2,10 @@
 
 import dataclasses
 import gc
+import operator
 from collections.abc import Callable
+
+import jax
 
 from attnlab.comparison import refusal
 from attnlab.inputs import memory_errors
@@ -32,7 +35,11 @@ def longest(attempt: Callable[[int], object], start: int, stop: int) -> Longest:
 
     Raises:
       ValueError: a `start` below 1 or beyond `stop`.
+      TypeError: sizes that are no whole numbers, or an `attempt` that is no function.
     """
+    start, stop = operator.index(start), operator.index(stop)
+    if not callable(attempt):
+        raise TypeError(f"attempt must be a function of a size, got {attempt!r}")
     if not 1 <= start <= stop:
         raise ValueError(f"the search goes from start to stop, 1 <= start <= stop, got {start} and {stop}")
     fits, fails, size = None, None, start
@@ -42,14 +49,14 @@ def longest(attempt: Callable[[int], object], start: int, stop: int) -> Longest:
         if why:
             fails, words = size, why
         else:
-            fits, size = size, 2 * size
+            fits, size = size, min(2 * size, stop) if size < stop else stop + 1
     if fits and fails and not refused and fails - fits > 1:
         size = (fits + fails) // 2  # one more compilation tells much; each further one only half as much
-        why, _ = _failure(attempt, size)
-        if why:
-            fails, words = size, why
-        else:
+        why, refused = _failure(attempt, size)
+        if not why:
             fits = size
+        elif not refused:
+            fails, words = size, why
     return Longest(fits, fails, words)
 
 
@@ -58,7 +65,7 @@ def _failure(attempt, size: int) -> tuple[str, bool]:
     why, refused = "", False
     try:
         with memory_errors(f"{size:,}"):
-            attempt(size)
+            jax.block_until_ready(attempt(size))  # what was only started may still fail
     except MemoryError as e:
         why = str(e) or "out of memory"
     except Exception as e:

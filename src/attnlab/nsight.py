@@ -5,12 +5,14 @@ python -m attnlab.nsight B T N H CAUSAL NAME...    runs each variant once, for t
 
 import csv
 import io
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 
-# Counter of Nsight Compute → what the course calls it. Percentages are of what the unit could do while it was on.
+# Counter of Nsight Compute → what the course calls it. Percentages are of what the unit could do.
 COUNTERS = {
     "gpu__time_duration.sum": "time, ms",
     "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active": "matrix units busy, %",
@@ -22,7 +24,11 @@ COUNTERS = {
     "sm__warps_active.avg.per_cycle_active": "warps at once",
 }
 _STALL = re.compile(r"smsp__average_warps_issue_stalled_(\w+)_per_issue_active\.ratio")
-_UNITS = {"ns": 1e-6, "us": 1e-3, "ms": 1, "s": 1e3, "byte": 1e-6, "Kbyte": 1e-3, "Mbyte": 1, "Gbyte": 1e3}
+_UNITS = {
+    "ms": {"ns": 1e-6, "us": 1e-3, "ms": 1, "s": 1e3, "nsecond": 1e-6, "usecond": 1e-3, "msecond": 1, "second": 1e3},
+    "MB": {"byte": 1e-6, "Kbyte": 1e-3, "Mbyte": 1, "Gbyte": 1e3, "Tbyte": 1e6},
+}
+SECONDS = 180  # for ncu
 _NO_STALL = ("selected", "not_selected")  # the warp that issues, and those that could have
 
 
@@ -38,8 +44,12 @@ def counters(names, B: int, T: int, N: int, H: int, *, is_causal: bool = False) 
       could not issue.
 
     Raises:
-      NoCounters: with what to do about it.
+      NoCounters: ncu is missing, refused, silent or strange; the message says which.
+      ValueError: a name that `functions` does not have.
     """
+    names = [names] if isinstance(names, str) else list(names)
+    if wrong := [name for name in names if name not in functions()]:
+        raise ValueError(f"unknown {wrong[0]!r}: what can be profiled are {', '.join(functions())}")
     if not shutil.which("ncu"):
         raise NoCounters("ncu is not on PATH: it comes with the CUDA toolkit and with NVIDIA's containers")
     command = [
@@ -47,40 +57,70 @@ def counters(names, B: int, T: int, N: int, H: int, *, is_causal: bool = False) 
         "--metrics", ",".join(COUNTERS), "--kernel-name", "regex:flash|hopper|fmha|sdpa",
         sys.executable, "-m", "attnlab.nsight", *map(str, (B, T, N, H, int(is_causal))), *names,
     ]  # fmt: skip
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=180)
-    except subprocess.TimeoutExpired:
-        raise NoCounters("ncu did not end within three minutes: is another profiler attached?") from None
-    if "ERR_NVGPUCTRPERM" in done.stdout + done.stderr:
+    said, errors = _run(command)
+    if "ERR_NVGPUCTRPERM" in said + errors:
         raise NoCounters("this user may not read the counters: see NVIDIA's page on ERR_NVGPUCTRPERM")
-    rows = parse(done.stdout)
+    rows = parse(said)
     if len(rows) != len(names):
-        last = " ".join((done.stderr.strip() or done.stdout.strip()).splitlines()[-1:])[:200]
-        raise NoCounters(f"ncu saw {len(rows)} kernels of {len(names)}: {last}")
+        last = " ".join((errors.strip() or said.strip() or "it said nothing").splitlines()[-1:])[:200]
+        raise NoCounters(f"ncu saw {len(rows)} kernels of {len(names)}; its last words: {last}")
     return dict(zip(names, rows, strict=True))
 
 
+def _run(command) -> tuple[str, str]:
+    # The profiled process must not take what this one preallocated, and must end with ncu.
+    env = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace")
+    try:
+        process = subprocess.Popen(command, env=env, start_new_session=True, **pipes)
+    except OSError as e:
+        raise NoCounters(f"ncu does not start: {e}") from None
+    try:
+        return process.communicate(timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        raise NoCounters(f"ncu did not end within {SECONDS} seconds: is another profiler attached?") from None
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+
+
 def parse(text: str) -> list[dict]:
-    """The rows of `ncu --csv --page raw`, a dict a kernel in order of their launch; see `counters`."""
+    """The rows of `ncu --csv --page raw`, a dict a kernel in order of their launch; see `counters`.
+
+    Raises `NoCounters` for a time or a size in a unit that is not known.
+    """
     lines = text.splitlines()
     start = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
     if start is None:
         return []
-    header, units, *body = csv.reader(io.StringIO("\n".join(lines[start:])))
+    header, *rest = csv.reader(io.StringIO("\n".join(lines[start:])))
+    units, *body = [line for line in rest if len(line) == len(header)] or [[]]
     found = []
     for line in body:
         values = {}
-        for name, unit, value in zip(header, units, line, strict=False):
+        for name, value in zip(header, line, strict=True):
             try:
-                values[name] = float(value.replace(",", "")) * _UNITS.get(unit, 1)
+                values[name] = float(value.replace(",", ""))
             except ValueError:
                 continue  # text
         stalls = {m[1]: v for name, v in values.items() if (m := _STALL.fullmatch(name)) and m[1] not in _NO_STALL}
-        row = {what: values[name] for name, what in COUNTERS.items() if name in values}
+        row = {}
+        for name, what in COUNTERS.items():
+            if name in values:
+                row[what] = values[name] * _factor(name, units[header.index(name)], what)
         if stalls:
             row["most waits for"] = max(stalls, key=stalls.get).replace("_", " ")
-        found.append(row)
+        if row:
+            found.append(row)
     return found
+
+
+def _factor(name: str, unit: str, what: str) -> float:
+    known = _UNITS.get(what.rsplit(", ", 1)[-1])
+    if known and unit not in known:
+        raise NoCounters(f"ncu gave {name} in {unit!r}: add that unit to attnlab.nsight")
+    return known[unit] if known else 1
 
 
 def functions() -> dict:
@@ -100,10 +140,12 @@ def main(arguments: list[str]) -> None:
 
     from attnlab.inputs import qkv
 
-    *sizes, causal = map(int, arguments[:5])
+    B, T, N, H, causal, *names = arguments  # a missing one raises
+    sizes = map(int, (B, T, N, H))
     q, k, v = qkv(*sizes, dtype="bfloat16")
-    for name in arguments[5:]:
-        jax.block_until_ready(jax.jit(functions()[name], static_argnames="is_causal")(q, k, v, is_causal=bool(causal)))
+    for name in names:
+        attend = jax.jit(functions()[name], static_argnames="is_causal")
+        jax.block_until_ready(attend(q, k, v, is_causal=causal == "1"))
 
 
 if __name__ == "__main__":

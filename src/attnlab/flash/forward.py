@@ -31,7 +31,10 @@ def rows_of(start, count: int):
 
 
 def load(ref, start, count: int, end: int, *head):
-    """Rows start … of `ref` (all of it after the first axis, or its `head`); those at or beyond `end` read as 0."""
+    """Rows start … of `ref` (all of it after the first axis, or its `head`); those at or beyond `end` read as 0.
+
+    With `end` a multiple of `count` it reads without a mask: right for blocks that lie inside whole.
+    """
     where = (pl.ds(start, count), *head)
     if end % count == 0 and count <= ref.shape[0]:
         return ref[where]
@@ -40,9 +43,9 @@ def load(ref, start, count: int, end: int, *head):
     return plt.load(ref.at[where], mask=inside, other=0)
 
 
-def store(ref, start, end: int, value, *head):
+def store(ref, start, end: int, value):
     """Write `value` to the rows from `start`; those at or beyond `end` are dropped."""
-    where = (pl.ds(start, value.shape[0]), *head)
+    where = pl.ds(start, value.shape[0])
     if end % value.shape[0] == 0:
         ref[where] = value
     else:

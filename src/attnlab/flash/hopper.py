@@ -23,7 +23,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from attnlab import device as _device
 from attnlab.features import feature, has
-from attnlab.inputs import check_qkv
+from attnlab.inputs import check_qkv, scale_of
 
 ROWS = 64  # query rows of a consumer: the height of one wgmma
 KEYS = 128  # keys of a block: the scores of 64 rows, their weights and the output fit a consumer's registers
@@ -68,22 +68,27 @@ def hopper_attention(q, k, v, *, is_causal: bool = False, scale: float | None = 
       interpret: run on a CPU in Pallas's interpreter: slowly, with the same ring, barriers and masks.
 
     Returns:
-      out (B, T, N, H) in the dtype of q; lse (B, N, T) float32, the natural logarithm of each row's sum of
-      exponentials.
+      out (B, T, N, H) in the dtype of q; lse (B, N, T) float32, not in flash_attention's layout: the natural logarithm
+      of each row's sum of exponentials.
 
     Raises:
-      ValueError: another head dim; a GPU that is no Hopper; sizes as `attnlab.inputs.check_qkv`.
+      ValueError: another head dim; no Hopper GPU here; sizes as `attnlab.inputs.check_qkv`.
       TypeError: another dtype.
-      NotImplementedError: `interpret` on a JAX that has no such interpreter.
+      NotImplementedError: its gradient; `interpret` on a JAX that has no such interpreter.
     """
     B, T, S, N, K, H = check_qkv(q, k, v)
     if q.dtype not in (jnp.bfloat16, jnp.float16):
         raise TypeError(f"the Hopper kernel takes bfloat16 or float16, got {q.dtype}: cast with .astype(jnp.bfloat16)")
     if H not in (64, 128):
-        raise ValueError(f"the Hopper kernel takes head dim 64 or 128, got {H}: pad H with zeros, pass scale=1/√{H}")
-    if not interpret and _device.current().kind == "gpu" and not has("wgmma"):
+        todo = f"pad it with zeros and pass scale=1/√{H}" if H < 128 else "use jax.nn.dot_product_attention"
+        raise ValueError(f"the Hopper kernel takes head dim 64 or 128, got {H}: {todo}")
+    here = _device.current().kind
+    if not interpret and here != "gpu" and not isinstance(q, jax.core.Tracer):  # traced: it may be lowered for a GPU
+        raise ValueError("the Hopper kernel can't run on a CPU: pass interpret=True, or use attnlab.flash_attention")
+    if not interpret and here == "gpu" and not has("wgmma"):
         raise ValueError(f"the Hopper kernel can't run here: {feature('wgmma').reason}. Use attnlab.flash_attention")
-    scale = H**-0.5 if scale is None else float(scale)
+    scale = scale_of(scale, H)
+    q, k, v = _forward_only((q, k, v))
     if scale <= 0:  # the kernel looks for the largest score before it scales: the sign goes into q
         q, scale = (-q if scale else jnp.zeros_like(q)), -scale or 1.0
     # The copy engine wants groups of 8 rows and knows where the array ends. JAX 0.10's interpreter does not: it gets
@@ -106,6 +111,16 @@ def hopper_attention(q, k, v, *, is_causal: bool = False, scale: float | None = 
         kernel_name="hopper_forward",
     )(q, k, v)
     return out[:, :T], lse[:, :, :T]
+
+
+@jax.custom_jvp
+def _forward_only(arrays):
+    return arrays
+
+
+@_forward_only.defjvp
+def _no_gradient(primals, tangents):
+    raise NotImplementedError("the Hopper kernel has no gradient: use attnlab.flash_attention")
 
 
 def _kernel(p, q_ref, k_ref, v_ref, out_ref, lse_ref):

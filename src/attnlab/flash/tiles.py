@@ -99,6 +99,8 @@ class Band:
         left, right = (None, None) if local_window_size is None else window(local_window_size)
         if is_causal:
             right = 0 if right is None else min(0, right)
+        # What hides everything needs no more digits than an int32 has.
+        left, right = (x if x is None else max(x, -T - S) for x in (left, right))
         return cls(None if left is None or left >= T - 1 else left, None if right is None or right >= S - 1 else right)
 
     @property
@@ -150,6 +152,7 @@ def over_blocks(step, blocks, carry):
     """`step(block, carry, masked=...)` over what `Band.blocks` returned. A loop known to be empty leaves no trace."""
     first, inner, outer, last = blocks
     for start, stop, masked in ((first, inner, True), (inner, outer, False), (outer, last, True)):
+        # The same tracer, or two numbers: empty for certain.
         if start is stop or (isinstance(start, int) and isinstance(stop, int) and start >= stop):
             continue
         carry = lax.fori_loop(start, stop, lambda j, c, masked=masked: step(j, c, masked=masked), carry)
