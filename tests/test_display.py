@@ -350,6 +350,12 @@ def test_every_variant_has_its_own_look_that_stands_out_on_white():
     assert all(contrast(style["color"], "#ffffff") >= 3 for style in plots.STYLE.values())
 
 
+def test_a_series_that_is_no_variant_takes_no_variants_colour():
+    names = ["naive", "cudnn", "tampered"]
+    figure, _ = plots.draw_lines({name: [(1, 1.0), (2, 2.0)] for name in names}, "x", "y", "t")
+    assert len({line.get_color() for line in figure.axes[0].get_lines()}) == len(names)
+
+
 UNIT = re.compile(r"\{[^{}]*:[^{}]*\.\d+[fge]\}\s*(ms|µs|us|[KMGT]i?B|[MGT]FLOP)\b")
 # These may not import display (arrows go one way) and word units in errors only.
 LEFT = "records device features inputs attention evidence timing".split()

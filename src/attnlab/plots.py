@@ -104,7 +104,8 @@ def draw_lines(series, xlabel, ylabel, title, loglog=True, reference=None):
     guides = _guides(reference or {}, data, xs)
     figure = _figure(7.6, 4.6)
     axes = figure.subplots()
-    others = iter(_OTHERS * len(data))
+    taken = {_style(name).get("color") for name in data}
+    others = iter([look for look in _OTHERS if look["color"] not in taken] * len(data) or _OTHERS * len(data))
     for name, points in data.items():
         style = _style(name) or {**next(others), "label": name}
         if not _measured(points):

@@ -65,6 +65,10 @@ def counted(what, flash, hopper, cudnn):
     return [fact(what, x, label) for label, x in (("flash", flash), ("hopper", hopper), ("cudnn", cudnn))]
 
 
+def warned(words, call="__gpu$xla.gpu.triton"):
+    return [fact("JAX warns", words, "flash"), fact("custom call", call, "flash")]
+
+
 def triton(full, causal):
     return [*shares("flash, causal False", *full), *shares("flash, causal True", *causal)]
 
@@ -85,8 +89,8 @@ CRAFTED = {
         [[fact("custom call", "mosaic_gpu_v2", "flash")], [fact("custom call", "", "flash")]],
     ),
     "triton_is_deprecated": (
-        [fact("JAX warns", "The Pallas Triton backend is deprecated", "flash")],
-        [[fact("JAX warns", "nothing", "flash")]],
+        warned("The Pallas Triton backend is deprecated"),
+        [warned("nothing"), warned("The Pallas Triton backend is deprecated", "mosaic_gpu_v2")],
     ),
     "kernel_writes_no_scores": (
         [fact("T×S array written", False, "flash")], [[fact("T×S array written", True, "flash")]],
